@@ -1,4 +1,4 @@
-"""What features beyond the kubelet cost where they are switched on, look by look.
+"""What features beyond the kubelet cost where they are switched on, at each observation.
 
 `pytest bench/bench_beyond.py`. docs/beyond-the-kubelet.md has the figures.
 """

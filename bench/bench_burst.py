@@ -70,7 +70,7 @@ def test_throttled_periods_with_and_without_burst() -> None:
     )
     manager.start()
     share = {1: {"cpu.shares": "262144"}, 2: {"cpu.weight": "10000"}}[manager.mounts.version]
-    manager.tree.write_files(manager.settings.root[:1], share)  # what else runs here is not what is measured
+    manager.tree.write_files(manager.settings.root[:1], share)  # other processes here are not measured
     pods = {"plain": limited("plain"), "saving": limited("saving", **{"kubengine.dev/cpu-burst": "100%"})}
     try:
         processes = {uid: working(manager, pod) for uid, pod in pods.items()}

@@ -168,11 +168,11 @@ async def with_plugin(count: int) -> tuple[float, float, float]:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         pods: list[Pod] = []
-        told = asyncio.Event()
+        changed = asyncio.Event()
         manager = DeviceManager(
             NodeContext.create(KubeletConfiguration()),
             DevicePods(active=lambda: pods),
-            changed=told.set,
+            changed=changed.set,
             numa=Numa(),
             directories=DeviceDirectories(root / "dp", pod_resources=None),
         )
@@ -191,7 +191,7 @@ async def with_plugin(count: int) -> tuple[float, float, float]:
 
             manager._registration._connect = timed
             async with asyncio.timeout(30):
-                await told.wait()
+                await changed.wait()
             registered = time.perf_counter() - begun
             assert manager.capacity()[1] == {GPU: count}
             pods.extend(pod(i) for i in range(count))

@@ -1,4 +1,4 @@
-"""Eviction: what a look costs, and what ranking costs when there is pressure.
+"""Eviction: what an observation costs, and what ranking costs when there is pressure.
 
 `pytest bench/bench_eviction.py`. The kubelet's ranking by memory (v1.32, Go, same kind of machine) is
 0.47 / 10 / 201 ms for 110 / 1,000 / 10,000 pods.

@@ -114,8 +114,8 @@ def test_victims(benchmark, loaded, form, capsys):
     benchmark.group = "victims on nodes of 100 pods"
     nodes = 10_000 if form is _preemption_c else 100
     cluster = loaded if nodes == loaded.node_count else loaded.shard(0, nodes)
-    asked = PreemptParameters(critical=True, requests={"cpu": "2", "memory": "4Gi"})
-    (pod,) = requested_pods(cluster, asked)
+    parameters = PreemptParameters(critical=True, requests={"cpu": "2", "memory": "4Gi"})
+    (pod,) = requested_pods(cluster, parameters)
     use = node_use(cluster)
     checked = fit(use, pod)
     columns = use.tables.columns
@@ -148,13 +148,13 @@ def test_evict_most_pods(benchmark, loaded):
     """The whole course of eviction on 10,000 nodes, pod by pod; goal: under 2 s."""
     benchmark.group = "eviction of 8 in 10 of a million pods"
     loaded.tables  # noqa: B018 - columns are made once a snapshot
-    asked = EvictParameters(threshold="90%", use="80%")
-    answer = benchmark.pedantic(evict, args=(loaded, asked), rounds=3)
+    parameters = EvictParameters(threshold="90%", use="80%")
+    answer = benchmark.pedantic(evict, args=(loaded, parameters), rounds=3)
     assert len(answer) > 700_000
 
 
 def test_load_130_000_small_nodes(benchmark, small_nodes):
-    """Until it can be asked; columns are read by the questions that need them. Goal: under 1 s."""
+    """Load until questions can be asked; each question reads its columns. Goal: under 1 s."""
     benchmark.group = "130,000 nodes × 30 pods"
     benchmark.pedantic(lambda: SnapshotFile(small_nodes).load(), rounds=3)
 
@@ -180,8 +180,8 @@ def test_headroom_on_130_000_small_nodes(benchmark, small_nodes):
     """A thousand copies of a pod, each placed by the scheduler's rules; goal: under 1 s."""
     benchmark.group = "130,000 nodes × 30 pods"
     loaded = SnapshotFile(small_nodes).load()
-    asked = HeadroomParameters(like=[loaded.pod_label(loaded.placed - 1)], most=1000)
-    benchmark.pedantic(ask, args=(Cluster(loaded), "headroom", asked), rounds=3, warmup_rounds=1)
+    parameters = HeadroomParameters(like=[loaded.pod_label(loaded.placed - 1)], most=1000)
+    benchmark.pedantic(ask, args=(Cluster(loaded), "headroom", parameters), rounds=3, warmup_rounds=1)
 
 
 @pytest.mark.parametrize("form", [_spread_scores_c, _spread_scores_py], ids=["kernel", "twin"])
@@ -216,8 +216,10 @@ def test_memory(benchmark, million, capsys):
 def test_every_cgroup_value(benchmark):
     """Levels, pods, containers and lint of 1,000 nodes × 100 pods."""
     benchmark.group = "every cgroup value of 100,000 pods"
-    asked = CgroupsParameters(detail=["qos", "pods", "containers", "lint"])
-    answer = benchmark.pedantic(cgroups, args=(synthesize(1000, 100, 1), asked), rounds=5, warmup_rounds=1)
+    parameters = CgroupsParameters(detail=["qos", "pods", "containers", "lint"])
+    answer = benchmark.pedantic(
+        cgroups, args=(synthesize(1000, 100, 1), parameters), rounds=5, warmup_rounds=1
+    )
     assert len(answer) > 1_000_000
 
 
@@ -226,8 +228,8 @@ def test_pinned_pods_on_every_node(benchmark, policy):
     """Ten pods with exclusive CPUs on 10,000 half-full nodes of two or eight NUMA nodes; goal: under 5 s."""
     benchmark.group = "10 pods of 4 exclusive CPUs and 8 GiB on 10,000 nodes"
     cluster = half_full(synthesize(10_000, 20, images=False))
-    asked = CpusParameters(requests={"cpu": "4", "memory": "8Gi"}, pods=10, policy=policy)
-    answer = benchmark.pedantic(cpus, args=(cluster, asked), rounds=3)
+    parameters = CpusParameters(requests={"cpu": "4", "memory": "8Gi"}, pods=10, policy=policy)
+    answer = benchmark.pedantic(cpus, args=(cluster, parameters), rounds=3)
     assert len(answer) > 20_000
 
 

@@ -149,21 +149,21 @@ def test_from_inside_pods(programs: Path, kind: str) -> None:
 
 
 def test_most_http_probes_a_second(programs: Path) -> None:
-    """The loop on one core, the server on another; more is asked for than there is time for."""
+    """The loop on one core, the server on another; more probes are due than one core can run."""
     cores = sorted(os.sched_getaffinity(0))
     best: ProbeMeasurement | None = None
-    for asked in (15000, 20000):
+    for rate in (15000, 20000):
         with serving(programs, PORT + 10, 1, cores[-1]):
             found = measure(
                 f"http://127.0.0.1:{PORT + 10}/healthz",
-                probes=asked,
+                probes=rate,
                 period=1.0,
                 seconds=5.0,
                 spread=250,
                 timeout=10.0,
                 core=cores[0],
             )
-        show(f"{asked:,} HTTP probes a second on one core", found)
+        show(f"{rate:,} HTTP probes a second on one core", found)
         assert found.failed == 0
         best = found if best is None or found.cpu_per_probe < best.cpu_per_probe else best
     assert best is not None

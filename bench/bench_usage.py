@@ -172,7 +172,7 @@ def resource(usage: NodeUsage) -> None:
 def stats_of(usage: NodeUsage) -> bytes:
     """Return the encoded ListPodSandboxStats answer of a runtime for the same pods."""
     second = int(usage.time) * 10**9
-    told = [
+    stats = [
         cri.PodSandboxStats(
             attributes=cri.PodSandboxAttributes(
                 id=pod.record.sandbox.id if pod.record.sandbox is not None else "",
@@ -198,7 +198,7 @@ def stats_of(usage: NodeUsage) -> bytes:
         )
         for pod in usage.pods
     ]
-    return cri.ListPodSandboxStatsResponse(stats=told).SerializeToString()
+    return cri.ListPodSandboxStatsResponse(stats=stats).SerializeToString()
 
 
 class Summary:
@@ -250,6 +250,6 @@ def test_scrape_of_busy_pods(
 
 
 def test_summary_json(benchmark: Benchmark, sampler: UsageSampler) -> None:
-    """Of what has been read."""
+    """Render the summary of a usage that has been read."""
     usage, summary = read(sampler), Summary()
     timed(benchmark, lambda: summary(usage))

@@ -1,4 +1,4 @@
-"""Groups benchmarks by room, and puts the machine and the kubelet's figures beside them."""
+"""Group benchmarks by package, and report the machine and the kubelet's figures with them."""
 
 from __future__ import annotations
 

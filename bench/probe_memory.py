@@ -1,7 +1,7 @@
 """What registered probes keep resident: `python bench/probe_memory.py PODS PROBES_PER_POD`.
 
 Pods are accepted, observed and remembered as the node does it, a container and an address each, kinds
-mixed; what the node keeps of them anyway (manifest, status, what the runtime said) is there before.
+mixed; what the node keeps of them anyway (manifest, status, the runtime's record) is there before.
 Prints one JSON object.
 """
 

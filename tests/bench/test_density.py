@@ -220,9 +220,9 @@ def options(server: ApiServer, workload: Path, **more: Any) -> DensityOptions:
 
 
 async def play(server: ApiServer, workload: Path, **more: Any) -> tuple[list[DensityRow], list[str]]:
-    said: list[str] = []
-    rows = await asyncio.to_thread(run_density, options(server, workload, **more), said.append)
-    return rows, said
+    messages: list[str] = []
+    rows = await asyncio.to_thread(run_density, options(server, workload, **more), messages.append)
+    return rows, messages
 
 
 async def test_pods_are_timed_and_nothing_is_left(workload: Path, tmp_path: Path) -> None:
@@ -243,11 +243,11 @@ async def test_pods_of_deployments_count_and_unserved_kinds_are_named(workload: 
         + "      - objectTemplate: route.yml\n"
     )
     async with cluster(tmp_path) as server:
-        (row,), said = await play(server, workload, images={"one": "two"})
+        (row,), messages = await play(server, workload, images={"one": "two"})
         created = [json.loads(each.body) for each in server.requests if each.path.endswith("/deployments")]
     assert row.pods == 6
     assert row.left_out == ("Route (route.openshift.io/v1)",)
-    assert any("Route" in line for line in said)
+    assert any("Route" in line for line in messages)
     images = {each["spec"]["template"]["spec"]["containers"][0]["image"] for each in created}
     assert images == {"two"}
 
@@ -263,10 +263,10 @@ async def test_pods_that_are_not_ready_in_time_are_counted_and_removed(
 
 async def test_a_deletion_without_end_loses_nothing_of_the_start(workload: Path, tmp_path: Path) -> None:
     async with cluster(tmp_path, ends=False) as server:
-        (row,), said = await play(server, workload, limit=2.0)
+        (row,), messages = await play(server, workload, limit=2.0)
     assert row.deleted_s is None
     assert row.ready_s[2] > 0
-    assert "  6 of 6 pods are not gone" in said
+    assert "  6 of 6 pods are not gone" in messages
     assert "| over the limit |" in density_table([row])
 
 

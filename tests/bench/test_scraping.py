@@ -1,4 +1,4 @@
-"""What a scrape costs, measured of an agent whose pages are made up."""
+"""The measured cost of a scrape, with stand-ins for an agent's pages."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Pages(BaseHTTPRequestHandler):
 
     busy = PAGES["cadvisor"]
     refused = ""
-    asked: list[str]
+    paths: list[str]
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.paths.append(self.path)
         began = usage(os.getpid()).cpu
         while self.path == self.busy and usage(os.getpid()).cpu < began + BURNT:
             pass
@@ -62,16 +62,16 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Pages]],
 def test_the_cost_of_a_page_is_separated_from_other_pages_and_idle_time(
     session: Callable[[type[Pages]], Any],
 ) -> None:
-    pages: Any = type("P", (Pages,), {"asked": []})
+    pages: Any = type("P", (Pages,), {"paths": []})
     figures = scraping.scraping(session(pages))
     assert figures["cadvisor_cpu_ms"] >= BURNT * 1e3
     assert figures["cadvisor_kb"] == figures["resource_kb"] == 2.0
     assert figures["resource_cpu_ms"] < figures["cadvisor_cpu_ms"]
     assert figures["between_cpu_ms_per_s"] >= 0
-    assert pages.asked == [*PAGES.values()] * 2, "the first reading of each page is not counted"
+    assert pages.paths == [*PAGES.values()] * 2, "the first reading of each page is not counted"
 
 
 def test_a_refused_page_is_reported_with_its_message(session: Callable[[type[Pages]], Any]) -> None:
-    pages = type("P", (Pages,), {"asked": [], "refused": "/stats/summary"})
+    pages = type("P", (Pages,), {"paths": [], "refused": "/stats/summary"})
     with pytest.raises(Unavailable, match="agent: /stats/summary answers 500: b'xxx"):
         scraping.scraping(session(pages))

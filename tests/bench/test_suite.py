@@ -87,7 +87,7 @@ def test_the_last_report_in_which_a_spec_ran_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "invalid XML at line 1"),
         (b"<testsuites><testcase", "invalid XML at line 1"),
@@ -100,10 +100,10 @@ def test_the_last_report_in_which_a_spec_ran_counts(tmp_path: Path) -> None:
         (b'<t><testcase name="[It] %s"/></t>' % (b"x" * 5000), "name is longer"),
     ],
 )
-def test_a_file_that_is_no_report_is_refused_by_name(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_is_no_report_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "bad.xml"
     path.write_bytes(content)
-    with pytest.raises(InvalidInput, match=said) as raised:
+    with pytest.raises(InvalidInput, match=message) as raised:
         read_reports([path])
     assert raised.value.subject == str(path)
 

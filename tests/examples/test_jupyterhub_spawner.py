@@ -202,11 +202,11 @@ def test_a_users_server_has_limits_is_squeezed_adopted_and_evicted_with_a_reason
     assert int(limit.read_text()) == SETTINGS["mem_limit"]
     assert hub.ask("GET", "/user/ada/api/status", server)[0] == 200
 
-    # Idle: its page cache goes.
+    # An idle server loses its page cache.
     file = {"type": "file", "format": "text", "content": "x" * (16 << 20)}
     assert hub.ask("PUT", "/user/ada/api/contents/data.txt", server, file)[0] == 201
     hub.wait_until(lambda: re.search(r"server of ada is idle: [1-9]\d* MiB reclaimed", hub.log.read_text()))
-    assert hub.ask("GET", "/user/ada/api/status", server)[0] == 200, "it goes on"
+    assert hub.ask("GET", "/user/ada/api/status", server)[0] == 200, "the server still answers"
 
     # Another hub adopts the server.
     hub.stop()

@@ -1,4 +1,4 @@
-"""Rows and amounts of pods: the kernel finds what the twin finds."""
+"""Rows and amounts of pods: the kernel finds the same as the twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eviction order: the kernel finds what the twin finds, few pods or many, amounts near or far apart."""
+"""Eviction order: the kernel finds the same as the twin, few pods or many, amounts near or far apart."""
 
 from __future__ import annotations
 

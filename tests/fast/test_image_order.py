@@ -1,4 +1,4 @@
-"""Order and cut: the kernel against its twin, and both against what the words say."""
+"""Order and cut: the kernel against its twin, and both against the documented rule."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ HUGE = 2**62
 
 
 def amount(rng: np.random.Generator) -> int:
-    """Nothing, what pods usually ask for, anything, and where doubles and sums of int64 end."""
+    """Draw 0, a usual request, any amount, or one near the limits of doubles and of sums of int64."""
     low, high = (
         (0, 0),
         (1, 3),
@@ -55,7 +55,7 @@ def drawn(rng: np.random.Generator, largest: int):
 
 
 def _part_of(rng: np.random.Generator, ranking: np.ndarray, id: int) -> int:
-    """Any amount, or a share of what there is, its ends included: then the need can just be met."""
+    """Draw any amount, or a share of the total, up to all of it, which can just be met."""
     total = ranking.shape[1] if id < 0 else min(sum(ranking[id].tolist()), 2**63 - 1)
     share = (rng.random(), 0.0, 1.0)[rng.choice(3, p=[0.8, 0.1, 0.1])]
     return amount(rng) if rng.integers(2) else min(int(total * share), 2**63 - 1)

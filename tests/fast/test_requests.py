@@ -1,4 +1,4 @@
-"""The compiled filler writes what `pod_entry` says, for the pods that it takes."""
+"""The compiled filler writes the row that `pod_entry` gives, for the pods that it accepts."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def check(pod: Pod) -> bool:
     """Tell whether the filler accepted the pod; if so, check its row."""
     names = ResourceNames(NAMES)
     columns = PodColumns.zeros(2, len(names))
-    taken = _requests_c.Filler(columns).fill([pod], 0, 1, 7, names.ids, {})
+    accepted = _requests_c.Filler(columns).fill([pod], 0, 1, 7, names.ids, {})
     assert not columns.flags[0]
-    if not taken:
+    if not accepted:
         assert not columns.flags[1]
         return False
     entry = pod_entry(pod)
@@ -106,7 +106,7 @@ def test_the_kernel_takes_an_ordinary_pod():
 
 
 @pytest.mark.parametrize(
-    ("spec", "taken"),
+    ("spec", "accepted"),
     [
         ({"containers": []}, True),
         ({"containers": [], "initContainers": [{"name": "i", "resources": {"limits": {"cpu": "1"}}}]}, True),
@@ -118,9 +118,9 @@ def test_the_kernel_takes_an_ordinary_pod():
         ({"containers": [], "resources": {"requests": {"cpu": "1"}}}, False),
     ],
 )
-def test_odd_pods_are_left_to_the_caller(spec, taken):
+def test_odd_pods_are_left_to_the_caller(spec, accepted):
     pod = as_written({"metadata": {"name": "p", "uid": "p"}, "spec": spec}, Pod, "p")
-    assert check(pod) is taken
+    assert check(pod) is accepted
 
 
 def test_objects_without_slots_are_left_to_the_caller():

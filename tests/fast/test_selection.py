@@ -1,4 +1,4 @@
-"""The compiled kernels are what runs, and KUBENGINE_PURE=1 asks for the twins: for every kernel there is."""
+"""The compiled kernels run by default, and KUBENGINE_PURE=1 picks the twin of every kernel."""
 
 from __future__ import annotations
 

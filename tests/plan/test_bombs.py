@@ -61,7 +61,7 @@ def bomb(path: Path, begin: bytes, repeated: bytes) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("begin", "repeated", "said"),
+    ("begin", "repeated", "message"),
     [
         (b'{"kind":"', b"a", "holds an object larger than 33554432 bytes"),
         (b'{"a":', b"[", "is nested deeper than 128 levels"),
@@ -69,7 +69,7 @@ def bomb(path: Path, begin: bytes, repeated: bytes) -> Path:
     ],
     ids=["one-object", "depth", "nothing"],
 )
-def test_a_gzip_bomb(tmp_path: Path, begin: bytes, repeated: bytes, said: str) -> None:
+def test_a_gzip_bomb(tmp_path: Path, begin: bytes, repeated: bytes, message: str) -> None:
     path = bomb(tmp_path / "cluster.json.gz", begin, repeated)
     done = subprocess.run(
         [sys.executable, "-c", READ, path],
@@ -79,7 +79,7 @@ def test_a_gzip_bomb(tmp_path: Path, begin: bytes, repeated: bytes, said: str) -
         check=True,
     )
     *error, most = done.stdout.splitlines()
-    assert said in " ".join(error)
+    assert message in " ".join(error)
     assert str(path) in error[0]
     assert int(most) < MOST_KIB
 
@@ -113,7 +113,7 @@ def test_a_parquet_file_of_too_many_values(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_parquet_file_that_repeats_one_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dictionary stores the text once for all rows, so neither the file's size nor its rows tell."""
+    """A dictionary stores the text once for all rows, so neither the file's size nor its rows show it."""
     monkeypatch.setattr(parquet_bounds, "MAX_TEXT", 1 << 20)
     path = tmp_path / "trace.parquet"
     pq.write_table(pa.table({"a": pa.repeat("x" * 1024, 1025)}), path)
@@ -157,7 +157,7 @@ def test_a_snapshot_file_of_tables_that_grow(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (ALIASES, "expanding its aliases"),
         ("[" * 200_000, "nested deeper|not valid YAML"),
@@ -167,10 +167,10 @@ def test_a_snapshot_file_of_tables_that_grow(tmp_path: Path, monkeypatch: pytest
     ],
     ids=["aliases", "depth", "deep-flow", "twice", "documents"],
 )  # fmt: skip
-def test_yaml_that_grows(tmp_path: Path, text: str, said: str) -> None:
+def test_yaml_that_grows(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(text)
-    with pytest.raises(InvalidInput, match=said) as caught:
+    with pytest.raises(InvalidInput, match=message) as caught:
         YAMLDocument(path)
     assert caught.value.subject == str(path)
 

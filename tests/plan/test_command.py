@@ -22,14 +22,14 @@ def test_a_made_up_cluster_through_a_pipe():
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    asked = subprocess.run(
+    done = subprocess.run(
         [*plan, "preempt", "--requests", "cpu=2,memory=4Gi", "--critical", "--format", "json"],
         stdin=synth.stdout, capture_output=True, timeout=PATIENCE, check=True,
     )  # fmt: skip
     assert synth.stdout is not None
     synth.stdout.close()
     assert synth.wait(60) == 0
-    document = json.loads(asked.stdout)
+    document = json.loads(done.stdout)
     assert {row["decision"] for row in document["rows"]} >= {"fits"}
     assert document["provenance"]["synthetic"] == {"nodes": 20, "pods_per_node": 30, "seed": 1}
 
@@ -135,8 +135,8 @@ def test_names_cannot_write_to_the_terminal(run_plan, tmp_path):
     unreadable = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "\x1b]0;title"}, "status": 7}
     listed.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": [*nodes, unreadable]}))
     done = run_plan("preempt", "--requests", "cpu=1", "--explain", str(listed))
-    said = (done.stdout + done.stderr).decode()
-    assert "fault: " in said
+    output = (done.stdout + done.stderr).decode()
+    assert "fault: " in output
     for name in (r"\x1b[2Jgone", r"two\nlines", r"\u202etxt.exe", "שלום", r"\x1b]0;title"):
-        assert name in said
-    assert not [one for one in said if not one.isprintable() and one != "\n"]
+        assert name in output
+    assert not [one for one in output if not one.isprintable() and one != "\n"]

@@ -1,4 +1,4 @@
-"""compare: what came, went, moved and grew between two snapshots."""
+"""compare: pods that are new, gone, moved or larger in the second of two snapshots."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_programs_compare_clusters(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (("{}", "/none.json"), 1, "/none.json"),
         (("{}", "{}", "--ask", "none"), 2, "none"),
@@ -132,10 +132,10 @@ def test_programs_compare_clusters(tmp_path):
         (("{}",), 2, "Missing argument 'B'"),
     ],
 )
-def test_wrong_usage_names_its_part(arguments, status, said, run_plan: Callable[..., Any], tmp_path):
+def test_wrong_usage_names_its_part(arguments, status, message, run_plan: Callable[..., Any], tmp_path):
     read(tmp_path, *BASE)
     done = run_plan(
         "compare", *(part.format(tmp_path / "cluster.json") if part == "{}" else part for part in arguments)
     )
     assert done.returncode == status
-    assert said.encode() in done.stderr
+    assert message.encode() in done.stderr

@@ -1,4 +1,4 @@
-"""evict answers as the agent's own eviction manager acts, look by look, on nodes whose readings follow."""
+"""evict answers as the agent's own eviction manager acts, step by step, on nodes whose readings follow."""
 
 from __future__ import annotations
 
@@ -224,11 +224,11 @@ async def test_the_answer_is_what_the_agents_manager_does(cluster, resource, lay
         machine = machine_of(cluster, node, resource, layout, config)
         verdict, manager = await acted(machine, config)
         assert [row["object"] for row in mine if row["decision"] == "evict"] == machine.ended
-        (said,) = [row for row in mine if row["decision"] in ("calm", "relieved", "stuck")]
-        assert said["decision"] == verdict
+        (end,) = [row for row in mine if row["decision"] in ("calm", "relieved", "stuck")]
+        assert end["decision"] == verdict
         if verdict == "relieved":
-            signal = said["reason"].split()[0]
-            assert said["amount"] == machine.readings[signal][1]
+            signal = end["reason"].split()[0]
+            assert end["amount"] == machine.readings[signal][1]
             period = float(config.eviction_pressure_transition_period)
             cleared = {row["object"]: row["amount"] for row in mine if row["decision"] == "clears"}
             assert cleared == {c: int(at + period) for c, at in manager.tracker.last_seen.items()}

@@ -1,4 +1,4 @@
-"""Pods of many nodes at once say what each node's say by themselves."""
+"""Selections and sums of the pods of many nodes equal those of each node alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress is shown to people at a terminal, and to nobody else."""
+"""Progress is shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_bar_is_shown_at_a_terminal_only(cluster_file: Path, tmp_path: Path, t
             env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
         )  # fmt: skip
         os.close(theirs)
-        said = b""
+        output = b""
         while True:
             try:
                 part = os.read(ours, 65536)
@@ -65,9 +65,9 @@ def test_a_bar_is_shown_at_a_terminal_only(cluster_file: Path, tmp_path: Path, t
                 break
             if not part:
                 break
-            said += part
+            output += part
         assert process.wait(60) == 0
     finally:
         os.close(ours)
-    assert (b"plan.yaml" in said) == terminal
-    assert b"5 points" in said or b"4 points" in said
+    assert (b"plan.yaml" in output) == terminal
+    assert b"5 points" in output or b"4 points" in output

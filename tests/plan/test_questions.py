@@ -85,9 +85,9 @@ def test_preempt_decides_as_the_agent_does(cluster: Snapshot, asked):
             continue
         short = [f for f in failures if isinstance(f, InsufficientResource)]
         if not is_critical(pod) or len(short) < len(failures):
-            told = decide(admitted, pod)
+            decision = decide(admitted, pod)
             assert verdict["decision"] == "impossible"
-            assert verdict["reason"].startswith(told.reason)
+            assert verdict["reason"].startswith(decision.reason)
             assert verdict["amount"] == (0 if is_critical(pod) else short[0].missing)
             continue
         chosen = None
@@ -115,11 +115,11 @@ def test_the_account_is_the_agents_own(cluster: Snapshot, asked, policy):
     parameters = msgspec.convert({**asked, "policy": policy, "account": True}, PreemptParameters)
     (pod,) = requested_pods(cluster, parameters)
     answer = preempt(cluster, parameters)
-    told = 0
+    explained = 0
     for node, name in enumerate(cluster.node_names):
         mine = rows_of(answer, name)
         steps = [row["object"] for row in mine if row["decision"] == "step"]
-        stays = {row["object"]: row["reason"] for row in mine if row["decision"] == "passed-over"}
+        reasons = {row["object"]: row["reason"] for row in mine if row["decision"] == "passed-over"}
         victims = [row["object"] for row in mine if row["decision"] == "victim"]
         assert sorted(steps) == sorted(victims)
         if not victims:
@@ -130,9 +130,9 @@ def test_the_account_is_the_agents_own(cluster: Snapshot, asked, policy):
         short = [(f.resource, f.missing) for f in failures if isinstance(f, InsufficientResource)]
         decided = preempt_pods(pods, pod, short, policy=policy)
         assert steps == [by_uid[step.uid] for step in decided.steps()]
-        assert stays == {by_uid[other.uid]: other.why for other in decided.passed_over()}
-        told += 1
-    assert told
+        assert reasons == {by_uid[other.uid]: other.why for other in decided.passed_over()}
+        explained += 1
+    assert explained
 
 
 def test_the_samples_reach_every_verdict(cluster):

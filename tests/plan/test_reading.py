@@ -1,4 +1,4 @@
-"""Snapshots from JSON of every shape, and what is said about those that are broken or hostile."""
+"""Snapshots from JSON of every shape, and the errors for those that are broken or hostile."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def test_two_answers_are_shown_side_by_side(compared, source):
     page = render(compared, source | {"asked": asked})
     (section,) = re.findall(r"<h2>Side by side</h2>(.*?)</table>", page)
     assert all(sentence(answer.table) in section for answer in (pair.a, pair.b))
-    assert all(said in section for said in ("<h3>A</h3>", "<h3>B</h3>", "requests cpu=1", "requests cpu=2"))
+    assert all(text in section for text in ("<h3>A</h3>", "<h3>B</h3>", "requests cpu=1", "requests cpu=2"))
     (victims,) = re.findall(r'data-words=":victim".*?</tr>', section)
     counts = [answer.table["decision"].to_pylist().count("victim") for answer in (pair.a, pair.b)]
     assert counts[0] < counts[1]
@@ -357,7 +357,7 @@ def rows_of(*rows: tuple[int, str, int, str]) -> Answer:
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "text"),
     [
         ([(0, "fits", 0, "pods"), (1, "preempt", 2, "pods"), (1, "victim", 5, "milli-CPU")],
          "It fits on 1 node; on 1 node it preempts 2 pods."),
@@ -368,8 +368,8 @@ def rows_of(*rows: tuple[int, str, int, str]) -> Answer:
         ([(0, "cpu.weight", 5, "weight")], ""),
     ],
 )  # fmt: skip
-def test_an_answer_is_summarized_in_a_sentence(rows, said):
-    assert sentence(rows_of(*rows).table) == said
+def test_an_answer_is_summarized_in_a_sentence(rows, text):
+    assert sentence(rows_of(*rows).table) == text
 
 
 def test_outliers_do_not_flatten_a_chart():

@@ -1,4 +1,4 @@
-"""The columnar file: the same back, shard by shard the same, and clear words for what is broken."""
+"""The columnar file: read back unchanged, whole or by shards, with a clear error for a broken file."""
 
 from __future__ import annotations
 

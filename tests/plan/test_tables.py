@@ -1,4 +1,4 @@
-"""CSV and Parquet through a mapping, and placing what has no node."""
+"""CSV and Parquet through a mapping, and places for pods without a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node on a real containerd, and what probe scenarios ask of it."""
+"""A node on a real containerd, and the steps of probe scenarios on it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ScenarioNode:
     ) -> None:
         """Write a manifest; probes are as in one, except that `ms` holds the annotation's times.
 
-        A sidecar stands beside a container `main`, which runs that script.
+        A sidecar is next to a container `main`, which runs that script.
         """
         times = {type: probe.pop("ms") for type, probe in probes.items() if "ms" in probe}
         app = container(

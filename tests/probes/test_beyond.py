@@ -1,4 +1,4 @@
-"""What probes have beyond the kubelet's stands in the metrics and in the decision that takes the pod in."""
+"""Features of probes beyond the kubelet's appear in metrics and in the decision that admits the pod."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASKS = {"exec": {"command": ["nc", "-z", "localhost", "80"]}}
 
 
 @pytest.mark.parametrize(
-    ("probe", "annotated", "section", "said"),
+    ("probe", "annotated", "section", "expected"),
     [
         (GET, {}, {}, None),
         (GET, {"network": "pod"}, {}, ["pod-network"]),
@@ -33,14 +33,14 @@ ASKS = {"exec": {"command": ["nc", "-z", "localhost", "80"]}}
         ({"exec": {"command": ["true"]}}, {}, {"network": "pod"}, None),
     ],
 )
-def test_in_words(rig, probe: Any, annotated: Any, section: dict[str, Any], said: list[str] | None):
+def test_in_words(rig, probe: Any, annotated: Any, section: dict[str, Any], expected: list[str] | None):
     whole = {"periodMilliseconds": 1000, **annotated}
     rig.manager._section = ProbesSection(**section)
     pod = pod_with(readiness={**probe, "ms": whole})
-    assert rig.manager.beyond(pod) == ({"app readiness": said} if said else {})
+    assert rig.manager.beyond(pod) == ({"app readiness": expected} if expected else {})
     rig.manager.add_pod(pod)
     counted = dict(rig.registry.metrics["kubengine_probes_beyond"].collect())
-    assert counted == {(word.partition(":")[0],): 1.0 for word in said or []}
+    assert counted == {(word.partition(":")[0],): 1.0 for word in expected or []}
 
 
 async def test_the_decision_that_takes_a_pod_in_names_them():

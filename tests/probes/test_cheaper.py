@@ -1,4 +1,4 @@
-"""Which probe without a command asks the same as a command does."""
+"""Which probe without a command checks the same as a command."""
 
 from __future__ import annotations
 

@@ -44,20 +44,20 @@ def test_a_runtime_without_pod_shims_reports_no_cost(sandbox: str, info: str, wo
 
 async def test_a_pod_without_reported_cost_shows_the_reason(rig):
     rig.manager.add_pod(pod_with("asks", liveness=ASKS))
-    (told,) = (await CommandCosts(rig.manager, runtime=None).describe())["pods"]
-    assert told["pod"] == "default/pod-asks"
-    assert (told["runtime_cpu_seconds"], told["untold"]) == (None, "the pod has no sandbox")
+    (described,) = (await CommandCosts(rig.manager, runtime=None).describe())["pods"]
+    assert described["pod"] == "default/pod-asks"
+    assert (described["runtime_cpu_seconds"], described["untold"]) == (None, "the pod has no sandbox")
 
 
 async def shown(rig, monkeypatch, looks: list[dict[str, Any]], *arguments: str) -> list[str]:
     """Return the command's output for a pod with these successive readings."""
     rig.manager.add_pod(pod_with("asks", liveness=ASKS))
-    (told,) = rig.manager.commands()
-    told |= {"sandbox": "s", "runs": 10, "seconds": 0.4, "cpu_seconds": 0.001, "untold": ""}
+    (described,) = rig.manager.commands()
+    described |= {"sandbox": "s", "runs": 10, "seconds": 0.4, "cpu_seconds": 0.001, "untold": ""}
     left = iter(looks)
 
     def describe(self: AgentClient, room: str, **query: str) -> dict[str, Any]:
-        return rig.manager.describe() if room == "probes" else {"pods": [told | next(left)]}
+        return rig.manager.describe() if room == "probes" else {"pods": [described | next(left)]}
 
     monkeypatch.setattr(AgentClient, "describe", describe)
     run = asyncio.to_thread(CliRunner().invoke, command, arguments, env={"COLUMNS": "200"})

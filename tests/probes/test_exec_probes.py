@@ -1,4 +1,4 @@
-"""Exec probes by the native loop: what is asked of the runtime, and what is made of its answers."""
+"""Exec probes of the native loop: the requests to the runtime, and the outcomes of its answers."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ async def test_commands_have_their_cost_by_pod(execs, runtime):
     probes = execs.manager.describe
     await eventually(lambda: all(sum(probe["outcomes"].values()) for probe in probes()["probes"]))
     assert all(probe["cpu_seconds"] > 0 for probe in probes()["probes"])
-    (told,) = execs.manager.commands("pod-asks")
-    assert (told["pod"], told["runs"] >= 2) == ("default/pod-asks", True)
-    assert told["seconds"] > told["cpu_seconds"] > 0
+    (described,) = execs.manager.commands("pod-asks")
+    assert (described["pod"], described["runs"] >= 2) == ("default/pod-asks", True)
+    assert described["seconds"] > described["cpu_seconds"] > 0
     assert execs.manager.commands("another") == []
 
 
@@ -140,7 +140,7 @@ async def test_an_unsupported_call_of_the_runtime_is_an_error(execs, runtime, co
 async def test_more_output_than_a_message_may_have_is_an_error(execs, runtime):
     runtime.answer = lambda *_: cri.ExecSyncResponse(stdout=bytes(17 << 20))
     execs.run(pod_with(liveness=command("yes", timeoutSeconds=200)))
-    await eventually(lambda: any("code = ResourceExhausted" in said for said in execs.messages("Unhealthy")))
+    await eventually(lambda: any("code = ResourceExhausted" in each for each in execs.messages("Unhealthy")))
     assert execs.probe("liveness")["outcomes"]["error"]
 
 
@@ -252,8 +252,8 @@ def test_answers(form, message, expected):
 
 @FORMS
 def test_the_runtimes_message_is_kept(form):
-    said = (
+    reply = (
         b"\0\0\0\4\0\0\0\0\0" + (1 + 15 + 18).to_bytes(3, "big") + b"\1\5\0\0\0\1\x88"
         b"\x00\x0bgrpc-status\x015\x00\x0cgrpc-message\x03a%2"
     )
-    assert form.parse(said, rule.EXEC) == (rule.STATUS, 5, b"a%2")
+    assert form.parse(reply, rule.EXEC) == (rule.STATUS, 5, b"a%2")

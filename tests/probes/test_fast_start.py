@@ -44,7 +44,7 @@ async def test_then_the_period_is_the_declared_one_and_stays_so(rig):
         await eventually(lambda: rig.probe("readiness")["next_seconds"] > 3000)
         begun = rig.manager.describe()["loop"]["begun"]
         worker = rig.manager._container("u1", "app").readiness
-    for _ in range(3):  # nobody listens any more
+    for _ in range(3):  # nothing listens now
         failures = rig.probe("readiness")["outcomes"]["failure"]
         rig.manager._native.trigger(worker.key)
         await eventually(lambda before=failures: rig.probe("readiness")["outcomes"]["failure"] > before)

@@ -41,7 +41,7 @@ def test_a_budget_refills_with_time():
     assert budget.take("a", 1.0) == "1 of a within 600 s"
     assert budget.take("b", 2.0) == ""
     assert budget.take("c", 599.0) == "2 on the node within 600 s"
-    assert budget.take("a", 600.0) == "", "what was refused takes nothing"
+    assert budget.take("a", 600.0) == "", "a refused restart does not use up the limit"
     assert budget.take("c", 601.0) == "2 on the node within 600 s"
 
 
@@ -85,11 +85,16 @@ async def test_one_pod_of_an_owner_is_stopped_and_the_other_continues(bounded: B
     await eventually(lambda: len(rig.messages("LivenessKillWithheld")) >= 2)
     failed = {uid for uid in ("u1", "u2") if rig.manager.failed(uid, "app", "c1") == "liveness"}
     (spared,) = {"u1", "u2"} - failed
-    assert [r.result for r in rig.results if r.pod_uid == spared] == ["success"], "nobody saw a failure"
+    assert [r.result for r in rig.results if r.pod_uid == spared] == ["success"], "no probe has failed"
     assert rig.registry.metrics["kubengine_liveness_kills_withheld_total"].values[()] >= 2
-    told = rig.manager._decisions.after(0)[-1]
-    assert (told.kind, told.outcome, told.uid, told.container) == ("restart", "withheld", spared, "app")
-    assert told.reason == "1 of default/ReplicaSet/web within 3600 s"
+    decision = rig.manager._decisions.after(0)[-1]
+    assert (decision.kind, decision.outcome, decision.uid, decision.container) == (
+        "restart",
+        "withheld",
+        spared,
+        "app",
+    )
+    assert decision.reason == "1 of default/ReplicaSet/web within 3600 s"
 
 
 async def test_one_that_was_spared_and_recovers_is_as_before(bounded: Bounded):
@@ -140,8 +145,8 @@ async def test_a_container_killed_for_a_probe_has_an_explanation(bounded: Bounde
     rig = await bounded()
     rig.run(pod_with("u1", liveness={**REFUSED, "failureThreshold": 2}))
     await eventually(lambda: rig.manager.failed("u1", "app", "c1") == "liveness")
-    (told,) = [each for each in rig.manager._decisions.after(0) if each.kind == "restart"]
-    assert (told.outcome, told.uid, told.container) == ("unhealthy", "u1", "app")
-    assert told.reason.startswith("liveness probe failed: ")
-    assert (told.inputs["probe"], told.inputs["failures"]) == ("liveness", 2)
-    assert told.inputs["lateness"] >= 0 <= told.inputs["late"]
+    (decision,) = [each for each in rig.manager._decisions.after(0) if each.kind == "restart"]
+    assert (decision.outcome, decision.uid, decision.container) == ("unhealthy", "u1", "app")
+    assert decision.reason.startswith("liveness probe failed: ")
+    assert (decision.inputs["probe"], decision.inputs["failures"]) == ("liveness", 2)
+    assert decision.inputs["lateness"] >= 0 <= decision.inputs["late"]

@@ -1,4 +1,4 @@
-"""Probes from inside of pods: where their sockets are opened, and what follows where that is nowhere."""
+"""Probes from inside of pods: where their sockets are opened, and what happens if they cannot be."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_a_removed_sandbox_releases_its_network(inside, server):
     errors = inside.probe("liveness")["outcomes"]["error"]
     await eventually(lambda: inside.probe("liveness")["outcomes"]["error"] > errors + 2)
     assert "network is not known" in inside.probe("liveness")["output"]
-    assert inside.manager.failed("u1", "app", "c1") == "", "nobody is ended for it"
+    assert inside.manager.failed("u1", "app", "c1") == "", "no container is restarted for it"
     await eventually(lambda: len(list(Path("/proc/self/fd").iterdir())) <= held)
     inside.networks.pids["s2"] = server
     inside.manager.update_pod("u1", sandbox="s2")
@@ -141,11 +141,11 @@ async def test_a_removed_sandbox_releases_its_network(inside, server):
 async def test_a_missing_network_namespace_is_searched_again(inside, server):
     run(inside, "u1", "s1", None, readiness={**KINDS["http"], **INSIDE})
     await eventually(lambda: inside.networks.refused >= 2)
-    (told,) = inside.manager._decisions.after(0)
-    assert (told.kind, told.outcome, told.uid) == ("probes", "failed", "u1")
+    (decision,) = inside.manager._decisions.after(0)
+    assert (decision.kind, decision.outcome, decision.uid) == ("probes", "failed", "u1")
     inside.networks.pids["s1"] = server
     await eventually(lambda: inside.manager.is_ready("u1", "app"))
-    assert inside.manager._decisions.after(told.number)[0].outcome == "inside"
+    assert inside.manager._decisions.after(decision.number)[0].outcome == "inside"
 
 
 async def test_a_pod_of_the_nodes_network_is_probed_as_ever(inside):

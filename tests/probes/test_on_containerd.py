@@ -171,9 +171,9 @@ async def test_the_cost_of_commands_in_the_shim_of_their_pod(node):
     costs: Any = node.node.components["probe-commands"]
 
     async def spent() -> dict[str, float]:
-        told = (await costs.describe())["pods"]
-        assert [each["untold"] for each in told] == ["", ""]
-        return {each["pod"]: each["runtime_cpu_seconds"] for each in told}
+        described = (await costs.describe())["pods"]
+        assert [each["untold"] for each in described] == ["", ""]
+        return {each["pod"]: each["runtime_cpu_seconds"] for each in described}
 
     before = await spent()
     runs = node.outcomes("asks")["success"]

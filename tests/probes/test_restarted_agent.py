@@ -1,4 +1,4 @@
-"""What an agent that comes back says of containers that were starting: nothing that their probes have not."""
+"""A restarted agent reports of starting containers only the results that their probes have had."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def rig() -> AsyncIterator[Rig]:
             await rig.close()
 
 
-def tries(rig: Rig) -> int:
+def probe_count(rig: Rig) -> int:
     """Return the number of probes that the current agent has made."""
     probes: Any = rig.node.components["probes"] if rig.node is not None else None
     return sum(sum(probe["outcomes"].values()) for probe in probes.describe()["probes"])
@@ -52,7 +52,7 @@ async def test_a_pod_that_was_still_starting_is_not_ready(rig, also):
     app = container("app", startupProbe={"tcpSocket": {"port": port}, "failureThreshold": 1000}, **also)
     quick = '{"app": {"startup": {"periodMilliseconds": 50}}}'
     rig.write("slow", {"containers": [app]}, annotations={"kubengine.dev/probes": quick})
-    await eventually(lambda: rig.phase("slow") == "Running" and tries(rig) >= 2)
+    await eventually(lambda: rig.phase("slow") == "Running" and probe_count(rig) >= 2)
     assert not shown_ready(rig)
     for _ in range(3):
         await rig.restart()
@@ -60,12 +60,12 @@ async def test_a_pod_that_was_still_starting_is_not_ready(rig, also):
 
         def probed(seen=seen):
             seen.append(shown_ready(rig))
-            return tries(rig) >= 2
+            return probe_count(rig) >= 2
 
         await eventually(probed)
         assert not any(seen)
-        told = [each for each in rig.node.decisions.after(0) if each.kind == "probes"]
-        assert [(each.outcome, each.container, each.inputs["started"]) for each in told] == [
+        decisions = [each for each in rig.node.decisions.after(0) if each.kind == "probes"]
+        assert [(each.outcome, each.container, each.inputs["started"]) for each in decisions] == [
             ("waiting", "app", False)
         ]
         assert came_back(rig) == {("waiting",): 1}

@@ -1,4 +1,4 @@
-"""600 containers with a one-second liveness probe: nobody is restarted, nothing runs out. On a saturated node
+"""600 containers with a one-second liveness probe: no restart, and no resource runs out. On a saturated node
 neither: `KUBENGINE_SATURATED_PROBES=2500` containers answer within the second, for a minute, while the agent
 has to share the processors with burners."""
 

@@ -1,6 +1,6 @@
-"""Nodes as the documents start them, in a private system, and what the documents ask them.
+"""Start nodes as the documents do, in a private system, and run the documents' commands on them.
 
-Reads lines from standard input, as JSON; writes what became of each to the file that is its argument.
+Read command lines from standard input, as JSON; write the outcome of each to the file that is the argument.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def pod(name: str, namespace: str = "default", limits: dict[str, str] | None = N
 
 
 @asynccontextmanager
-async def staying(line: str, desk: Path) -> AsyncIterator[Process]:
+async def started(line: str, desk: Path) -> AsyncIterator[Process]:
     """Start the command `line`, and interrupt it at the end as a terminal does; its output is in a log."""
-    with (desk / "staying.log").open("ab") as log:
+    with (desk / "started.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             "sh", "-ec", f"exec {line}", cwd=desk, stdout=log, stderr=log, start_new_session=True
         )
@@ -116,7 +116,7 @@ async def all_run(root: Path | str, pods: int, process: Process) -> None:
     await eventually(ready, every=0.2)
 
 
-async def asked(line: str, desk: Path) -> Outcome:
+async def outcome_of(line: str, desk: Path) -> Outcome:
     """Run `line`, and return its outcome; a command with `--follow` is interrupted after its first line."""
     process = await asyncio.create_subprocess_exec(
         "sh", "-ec", f"exec {line}" if "--follow" in line else line,
@@ -159,14 +159,14 @@ def lay_out(desk: Path) -> None:
         Path(directory).mkdir(parents=True)
 
 
-def look(desk: Path) -> None:
+def save_views(desk: Path) -> None:
     """Save the pods and the node that the running agent shows as files."""
     for file, path in (("pods.json", "pods"), ("pods.yaml", "pods"), ("node.yaml", "kubengine/node")):
         with urlopen(f"http://127.0.0.1:10255/{path}", timeout=PATIENCE) as answer:
             (desk / file).write_bytes(answer.read())
 
 
-async def member(desk: Path, lines: list[str]) -> list[Outcome]:
+async def in_a_cluster(desk: Path, lines: list[str]) -> list[Outcome]:
     """Run `lines` on a node of a cluster with a plugin's devices, next to another agent.
 
     Return the outcome of each line.
@@ -178,46 +178,46 @@ async def member(desk: Path, lines: list[str]) -> list[Outcome]:
             each["spec"]["nodeName"] = "node"
             namespace = each["metadata"]["namespace"]
             server.objects.create(parse_path(f"/api/v1/namespaces/{namespace}/pods"), each)
-        async with staying(MEMBER, desk) as agent, staying(PLUGIN, desk):
+        async with started(MEMBER, desk) as agent, started(PLUGIN, desk):
             await all_run("/var/lib/kubelet", 3, agent)
-            async with staying(HOLLOW, desk), staying(BESIDE, desk) as another:
+            async with started(HOLLOW, desk), started(BESIDE, desk) as another:
                 await all_run("/var/lib/kubengine", 0, another)
-            look(desk)
-            return [await asked(line, desk) for line in lines]
+            save_views(desk)
+            return [await outcome_of(line, desk) for line in lines]
 
 
 async def alone(desk: Path) -> list[Outcome]:
     Path("/etc/kubernetes/manifests/pod.yaml").write_text(json.dumps(pod("from-a-file")))
-    async with staying(ALONE, desk) as agent:
+    async with started(ALONE, desk) as agent:
         await all_run("/var/lib/kubelet", 1, agent)
-        return [await asked("kubengine status", desk)]
+        return [await outcome_of("kubengine status", desk)]
 
 
 async def example(desk: Path, lines: list[str]) -> list[Outcome]:
-    async with staying(EXAMPLE, desk) as agent:
+    async with started(EXAMPLE, desk) as agent:
         await all_run(desk / ".run", 3, agent)
-        answers = [await asked(line, desk) for line in lines]
+        answers = [await outcome_of(line, desk) for line in lines]
     left = [str(group) for group in Path("/sys/fs/cgroup").glob("**/kubengine-example")]
     return [*answers, Outcome(EXAMPLE, len(left), "ended", "\n".join(left))]
 
 
 async def runtime(desk: Path, lines: list[str]) -> list[Outcome]:
-    async with staying(RUNTIME, desk):
+    async with started(RUNTIME, desk):
         await eventually(Path("/run/kubengine/runtime.sock").exists)
-    return [await asked(line, desk) for line in lines]
+    return [await outcome_of(line, desk) for line in lines]
 
 
 async def walk(lines: list[str]) -> list[Outcome]:
     desk = Path.cwd() / "desk"
     lay_out(desk)
-    await asked("kubengine plan synth --nodes 5 -o cluster.kes", desk)
+    await outcome_of("kubengine plan synth --nodes 5 -o cluster.kes", desk)
     of_runtime = [line for line in lines if line.startswith("kubengine runtime ")]
     of_example = [line for line in lines if ".run" in line or line.startswith("curl ")]
     others = [line for line in lines if line not in {*of_runtime, *of_example}]
     with Containerd(Path.cwd()) as containerd:
         containerd.import_image(desk / "archives/busybox.tar")
         Path("/run/containerd/containerd.sock").symlink_to(containerd.socket)
-        outcomes = await member(desk, others)
+        outcomes = await in_a_cluster(desk, others)
         outcomes += await alone(desk)
     outcomes += await example(desk, of_example)
     return outcomes + await runtime(desk, of_runtime)

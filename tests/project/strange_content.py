@@ -1,4 +1,4 @@
-"""What stands in a kept file after an accident: damaged, cut, mixed with another, or strange."""
+"""Contents of a kept file after an accident: damaged, truncated, mixed with another, or strange."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def strange(content: bytes, others: Sequence[bytes], chance: random.Random) -> bytes:
-    """Another content than `content`, by what can happen to it and to files of the other kinds."""
+    """Return a content other than `content`: damaged, or mixed with the contents of other kinds."""
     happens = chance.choice((_flipped, _cut, _mixed, _taken, _well_formed, _well_formed))
     return happens(content, others, chance)
 

@@ -1,4 +1,4 @@
-"""A script with a system of its own: what it changes below /usr, /etc and /var is gone when it has ended."""
+"""Scripts on a private copy of the system: their changes below /usr, /etc and /var vanish when they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`beyond-the-kubelet` answers the same five questions about each feature, and what it names exists."""
+"""`beyond-the-kubelet` answers five questions about each feature, and names metrics and tests that exist."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def test_each_line_of_the_table_at_the_top_has_its_section() -> None:
 
 @pytest.mark.parametrize("section", SECTIONS, ids=[section.splitlines()[0] for section in SECTIONS])
 def test_everything_that_a_section_names_exists(section: str) -> None:
-    said = dict(re.findall(r"^- \*\*([\w ]+)\*\*: (.*)$", section, re.MULTILINE))
-    assert tuple(said) == SAID
+    answers = dict(re.findall(r"^- \*\*([\w ]+)\*\*: (.*)$", section, re.MULTILINE))
+    assert tuple(answers) == SAID
     code = "\n".join(path.read_text() for path in (ROOT / "engine").rglob("*.py"))
-    metrics = re.findall(r"`(kube\w+)", said["Seen"])
+    metrics = re.findall(r"`(kube\w+)", answers["Seen"])
     assert metrics
     assert not [name for name in metrics if f'"{name}"' not in code]
     kinds = dict(re.findall(r"^\| ([\w-]+) \| (.*) \|$", engine.api.decisions.__doc__ or "", re.MULTILINE))
-    words = set(re.findall(r"`([a-z-]+)`", said["Seen"]))
+    words = set(re.findall(r"`([a-z-]+)`", answers["Seen"]))
     assert words & kinds.keys()
-    held = re.findall(r"`(tests/[\w/]+\.py)`|`(test_\w+)`", said["Tested by"])
+    held = re.findall(r"`(tests/[\w/]+\.py)`|`(test_\w+)`", answers["Tested by"])
     tests = ""
     for file, name in held:
         if file:

@@ -1,6 +1,6 @@
 """Paths that containers can touch go through engine.host.safe_open, .trees and .published, and nothing else.
 
-Walking and removing trees by path is looked for in the whole package; touching any file by its path, in the
+Walks and removals of trees by path are searched in the whole package; touching any file by its path, in the
 files that have to do with what containers can reach. Each exception stands here with its reason.
 """
 
@@ -144,7 +144,7 @@ def test_trees_are_walked_and_removed_in_one_package() -> None:
         for path in ENGINE.rglob("*.py")
         if "wire" not in path.parts and WALKS & set(words(path))
     }
-    assert found - MAY_WALK.keys() == set(), "use engine.host.trees, or say here why not"
+    assert found - MAY_WALK.keys() == set(), "use engine.host.trees, or list the exception here"
     assert MAY_WALK.keys() - found == set(), "an exception that nothing needs"
 
 
@@ -155,5 +155,5 @@ def test_paths_that_containers_reach_are_opened_by_descriptor() -> None:
         for path in ENGINE.glob(pattern)
         for call in TOUCHES & set(words(path))
     }
-    assert found - MAY_TOUCH.keys() == set(), "use engine.host.safe_open, or say here why not"
+    assert found - MAY_TOUCH.keys() == set(), "use engine.host.safe_open, or list the exception here"
     assert MAY_TOUCH.keys() - found == set(), "an exception that nothing needs"

@@ -1,4 +1,4 @@
-"""Kernels are built from what they use, and with bounds checks they pass their own tests."""
+"""Kernels are rebuilt when a file that they use changes, and pass their tests with bounds checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference of events names what is recorded, and nothing that isn't."""
+"""The reference of events names every event that the agent records, and no other."""
 
 from __future__ import annotations
 

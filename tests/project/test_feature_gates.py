@@ -1,4 +1,4 @@
-"""docs/reference/feature-gates.md says of each gate what the agent does, and is held to the code here."""
+"""docs/reference/feature-gates.md describes each gate as the code here implements it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONLY_A_HINT = {"ImageVolume"}
 
 
 def rows() -> dict[str, tuple[bool, str]]:
-    """Return of each gate its default in v1.36, and how it is here."""
+    """Return the default in v1.36 and the setting of this agent for each gate."""
     return {name: (default == "on", here) for name, _, default, here, _ in ROW.findall(PAGE.read_text())}
 
 

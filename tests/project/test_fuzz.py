@@ -22,8 +22,8 @@ PARSERS = {
 
 def test_every_parser_of_outside_bytes_has_a_harness() -> None:
     command = [sys.executable, ROOT / "fuzz" / "run.py", "--help"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
-    assert set(re.findall(r"\w+", said.stdout)) >= PARSERS
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert set(re.findall(r"\w+", printed.stdout)) >= PARSERS
 
 
 @pytest.mark.slow

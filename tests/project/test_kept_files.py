@@ -1,7 +1,7 @@
 """Every file that a later process reads back: what is damaged is never believed, is named and set aside, and
 its reader goes on. Each bit flipped, each length cut.
 
-The files stand here by the module that owns them; a module that begins to write files is found.
+The files are listed here by the module that owns them; a module that begins to write files is found.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ DAMAGES = int(os.environ.get("KUBENGINE_KEPT_DAMAGES", FEW))
 WRITES = {"replace_file", "replacing_file", "write_text", "write_bytes", "O_CREAT", "NamedTemporaryFile"}
 LEFT_OUT = ("bench", "cli", "plan", "testing", "wire")
 """Rooms that write what users ask for."""
-PEM = "PEM under the kubelet's names; what does not parse is asked for anew"
+PEM = "PEM under the kubelet's names; a file that does not parse is requested again"
 CONTAINERS = "for containers; not read back"
 WRITERS = {
     "csi/volume_data.py": "the file is a kubelet's; one that says nothing leaves a mount that is taken away",
@@ -93,7 +93,7 @@ WRITERS = {
     "record/writer.py": "blocks with checksums that are only appended: tests/record",
     "runtime/images/layers.py": "layers, checked by their digest when they are unpacked",
     "runtime/processes.py": f"a lock without content; {CONTAINERS}",
-    "runtime/shim/container.py": "`started` and `exit`, said twice: tests/runtime/test_damaged_state.py",
+    "runtime/shim/container.py": "`started` and `exit`, recorded twice: tests/runtime/test_damaged_state.py",
     "runtime/shim/logs.py": "logs",
     "runtime/shim/rootfs.py": CONTAINERS,
     "runtime/shim/sandbox.py": "`up`, without content",
@@ -343,7 +343,7 @@ def test_whoever_writes_files_is_known() -> None:
     }
     owners = {kept.owner for kept in KEPT}
     assert found - owners - WRITERS.keys() == set(), (
-        "keep it with engine.host.checksummed_file, or say here why not"
+        "keep it with engine.host.checksummed_file, or add the exception and its reason here"
     )
     assert owners | WRITERS.keys() == found, "an exception that nothing needs"
 

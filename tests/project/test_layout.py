@@ -240,7 +240,7 @@ def importers() -> dict[str, set[str]]:
 def test_a_small_module_has_more_than_one_importer_or_a_reason() -> None:
     """A small module with one importer in its own package goes into it, unless a wall is between them.
 
-    Not held to it: kernels' selectors, API objects, the planner's layers, and modules whose importer is long.
+    Exceptions: kernels' selectors, API objects, the planner's layers, and modules whose importer is long.
     """
     lines = {
         ".".join(path.relative_to(ENGINE).with_suffix("").parts): len(path.read_text().splitlines())

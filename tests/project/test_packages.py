@@ -79,7 +79,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(what: str, tree: Path) -> Path:
-    """By the build backend, with the kernels that this checkout has compiled, which take a minute."""
+    """Run the build backend with the compiled kernels of this checkout: compiling takes a minute."""
     compiled = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
     for source in sorted([*(ROOT / KERNELS).rglob("*.pyx"), ROOT / KERNELS / "_cyutility"]):
         for suffix, target in ((".c", tree), (SUFFIX, compiled)):
@@ -106,7 +106,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def put(home: Path, distributions: Iterable[Distribution]) -> None:
-    """Into an environment, as links to what is installed here."""
+    """Put the installed requirements into an environment, as links."""
     packages = home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     for installed in distributions:
         for top in {Path(file).parts[0] for file in installed.files or () if not str(file).startswith("..")}:
@@ -117,7 +117,7 @@ def put(home: Path, distributions: Iterable[Distribution]) -> None:
 def test_archives_are_the_same_bytes_when_built_again(
     tracked: set[str], sdist: Path, wheel: Path, tmp_path: Path
 ) -> None:
-    """From another directory, at another time, by somebody with another umask."""
+    """The second build has another directory, time and umask."""
     again = tmp_path / "elsewhere"
     for name in tracked:
         (again / name).parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def test_a_kernel_is_the_same_bytes_when_compiled_again(tracked: set[str], tmp_p
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
         subprocess.run(command, cwd=copy, check=True, capture_output=True, timeout=600)
         libraries = sorted((copy / "engine").rglob("*.so"))
-        assert len(libraries) == 2, "the kernel, and what all kernels share"
+        assert len(libraries) == 2, "the kernel, and the library that all kernels share"
         found.append([library.read_bytes() for library in libraries])
     assert found[0] == found[1]
 
@@ -178,7 +178,7 @@ def test_the_wheel_needs_only_libraries_that_every_system_has(wheel: Path) -> No
 
 @pytest.mark.skipif(find_spec("auditwheel") is None, reason="needs auditwheel (`make build` installs it)")
 def test_auditwheel_gives_it_the_name_that_we_give_it(wheel: Path) -> None:
-    """It knows what systems of a name have, and what a library says of the processor that it needs."""
+    """auditwheel knows each tag's libraries, and the processor features that libraries need."""
     assert manylinux.audited_tag(wheel) == manylinux.platform_tag(wheel)
 
 
@@ -345,11 +345,11 @@ def test_the_kubectl_plugin_runs_from_its_archive(wheel: Path, tmp_path: Path) -
     command.symlink_to(tmp_path / platform["bin"])
     path = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     made = subprocess.run([command, "synth", "--nodes", "3"], env=path, check=True, capture_output=True)
-    asked = subprocess.run(
+    done = subprocess.run(
         [command, "admit", "--requests", "cpu=1", "--json", "-"],
         env=path, input=made.stdout, check=True, capture_output=True,
     )  # fmt: skip
-    assert json.loads(asked.stdout)["rows"]
+    assert json.loads(done.stdout)["rows"]
 
 
 @pytest.mark.slow
@@ -433,7 +433,7 @@ def test_make_run_installs_what_a_node_needs_and_nothing_else() -> None:
 
 
 def test_what_users_install_has_an_upper_bound() -> None:
-    """A major version of a library may take away what is used here."""
+    """A major version of a library may remove what the engine uses."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     lines = [
@@ -460,7 +460,7 @@ def test_lock_files_agree_and_a_node_needs_no_arrow() -> None:
 
 
 def test_every_requirement_is_locked() -> None:
-    """Also tells when pyproject.toml was changed and `make lock` forgotten."""
+    """This fails too if pyproject.toml has changed and `make lock` has not run."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     lists = {"node": project["project"]["dependencies"], "build": project["build-system"]["requires"]}

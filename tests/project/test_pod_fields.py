@@ -1,4 +1,4 @@
-"""No field of a pod is silently ignored: `docs/pod-fields.md` says what becomes of each, and that is so.
+"""No field of a pod is silently ignored: `docs/pod-fields.md` says what the agent does with each.
 
 `data/pod_spec_fields.txt` are the paths of all fields of a v1.36 PodSpec; `initContainers[]` have those of
 `containers[]`, and of `ephemeralContainers[]` only those are listed that are theirs alone or refused.
@@ -34,8 +34,8 @@ LATER = ("volumes[]", "schedulingGates[]")
 
 
 @cache
-def said() -> dict[str, str]:
-    """Path → section."""
+def sections_by_path() -> dict[str, str]:
+    """Return the section of docs/pod-fields.md that lists each path."""
     text = (ROOT / "docs" / "pod-fields.md").read_text()
     sections = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)[1:]
     return {
@@ -50,8 +50,8 @@ def is_below(field: str, path: str) -> bool:
 
 
 def verdict(field: str) -> str:
-    found = [path for path in said() if is_below(field, path)]
-    return said()[max(found, key=len)] if found else ""
+    found = [path for path in sections_by_path() if is_below(field, path)]
+    return sections_by_path()[max(found, key=len)] if found else ""
 
 
 @cache
@@ -110,13 +110,13 @@ def with_field(field: str) -> Pod:
 
 def test_every_field_has_one_verdict_and_nothing_else_has():
     assert [field for field in FIELDS if not verdict(field)] == []
-    assert [path for path in said() if not any(is_below(field, path) for field in FIELDS)] == []
+    assert [path for path in sections_by_path() if not any(is_below(field, path) for field in FIELDS)] == []
 
 
 @pytest.mark.parametrize("field", [field for field in FIELDS if verdict(field) == HONOURED])
 def test_every_honoured_field_is_read_by_the_agent(field: str):
     name = attribute(field)
-    assert re.search(rf"\b{name}\b", code()), f"{field}: nobody reads {name}"
+    assert re.search(rf"\b{name}\b", code()), f"{field}: no code reads {name}"
 
 
 @pytest.mark.parametrize(

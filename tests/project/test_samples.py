@@ -1,4 +1,4 @@
-"""What the documents show works as it stands: configurations are read, programs run, tutorials are walked."""
+"""What the documents show works as it stands: configurations load, programs and tutorials run."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("kubectl")
 def test_the_first_plan_is_walked(tmp_path: Path) -> None:
     made_up, taken, *questions = blocks(TUTORIALS / "first-plan.md", "sh")
-    said = "".join(shell(block, tmp_path) for block in (taken, made_up, *questions))
+    output = "".join(shell(block, tmp_path) for block in (taken, made_up, *questions))
     for word in ("preempt", "only-a:victim", "admits", "stays"):
-        assert word in said
+        assert word in output
     assert (tmp_path / "report.html").stat().st_size > 1000
     assert (tmp_path / "victims.csv").read_text().count("\n") > 10
 
@@ -126,8 +126,8 @@ def test_every_question_on_the_planning_page_is_answered(tmp_path: Path) -> None
     assert (tmp_path / "report.html").stat().st_size > 1000
     shell(convert, tmp_path)
     shell("kubengine plan synth --nodes 5 --pods-per-node 30 -o cluster.kes", tmp_path)
-    said = shell(questions, tmp_path)
-    assert [word for word in WORDS if word not in said] == []
+    output = shell(questions, tmp_path)
+    assert [word for word in WORDS if word not in output] == []
     (tmp_path / "report.html").unlink()
     shell(scenarios, tmp_path, status=1)
     assert (tmp_path / "report.html").stat().st_size > 1000
@@ -142,9 +142,9 @@ def test_the_page_about_a_rollout_is_walked(tmp_path: Path) -> None:
     (tmp_path / "next.yaml").write_text("".join(blocks(page, "yaml")))
     shell("kubengine plan synth --nodes 3 --pods-per-node 40 --seed 7 -o cluster.kes", tmp_path)
     _snapshot, asked, files, pipeline = blocks(page, "sh")
-    said = shell(asked, tmp_path)
+    output = shell(asked, tmp_path)
     (shown,) = blocks(page, "text")
-    assert [line for line in shown.splitlines() if line != "…" and line not in said] == []
+    assert [line for line in shown.splitlines() if line != "…" and line not in output] == []
     shell(files, tmp_path)
     assert (tmp_path / "rollout.html").stat().st_size > 1000
     assert '"affected"' in shell(pipeline, tmp_path, status=1)

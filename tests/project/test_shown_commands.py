@@ -95,7 +95,7 @@ def test_every_other_line_is_run(tmp_path: Path) -> None:
         )  # fmt: skip
     finally:
         remove_cgroup(f"/{name}")
-    log = tmp_path / "desk/staying.log"
+    log = tmp_path / "desk/started.log"
     assert run.returncode == 0, run.stdout + (log.read_text() if log.exists() else "")
     outcomes = [Outcome(**each) for each in json.loads((tmp_path / "outcomes.json").read_text())]
     assert set(lines) - {each.line for each in outcomes} == set()

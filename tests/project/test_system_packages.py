@@ -55,13 +55,13 @@ def test_services_that_tests_need_stay_off_at_boot_and_others_as_they_were(tmp_p
         capture_output=True,
     )
     program(tmp_path / "bin/apt-get", APT.format(packages=tmp_path))
-    said = in_a_copy_of_the_system(
+    lines = in_a_copy_of_the_system(
         SCRIPT.format(packages=tmp_path, root=ROOT),
         tmp_path / "scratch",
         PATH=f"{tmp_path}/bin:{os.environ['PATH']}",
         SYSTEMD_OFFLINE="1",
     )
-    assert said == ["Status: install ok installed", "disabled", "enabled", "no policy"]
+    assert lines == ["Status: install ok installed", "disabled", "enabled", "no policy"]
 
 
 def program(path: Path, text: str) -> None:

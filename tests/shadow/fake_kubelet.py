@@ -1,4 +1,4 @@
-"""A kubelet that answers as a test says."""
+"""A kubelet whose answers a test sets."""
 
 from __future__ import annotations
 

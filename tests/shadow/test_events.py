@@ -98,7 +98,7 @@ async def test_the_kubelets_events_are_recorded_once(start: Start, tmp_path: Pat
         # It is written without another observation, so that a shadow that is killed loses a second at most.
         server.create("/api/v1/namespaces/default/events", event("4", "Evicted", LOW, pod="gone"))
         await eventually(lambda: len(recorded(tmp_path, "event")) == 2)
-        # A watch that begins again, without what it missed, brings no event twice.
+        # A watch that begins again, without what it missed, delivers no event twice.
         server.fail(410, path="/api/v1/events", reason="Expired")
         server.disconnect()
         server.create("/api/v1/namespaces/default/events", event("5", "Pulled", "there") | {"count": 7})
@@ -107,8 +107,8 @@ async def test_the_kubelets_events_are_recorded_once(start: Start, tmp_path: Pat
     assert (first.name, first.text, first.pod, first.container) == ("Killing", UNHEALTHY, "default/a", "c")
     assert (first.time, first.uid, last.inputs) == (1767323045.0, "uid-a", {"count": 7})
     assert "events" not in shadow.faults
-    told = [one.sentence for one in causes(Record(tmp_path / "record").rows())]
-    assert told == [
+    sentences = [one.sentence for one in causes(Record(tmp_path / "record").rows())]
+    assert sentences == [
         f"2026-01-02 03:04:05Z: default/a/c was stopped because of a probe: {UNHEALTHY}",
         f"2026-01-02 03:04:05Z: default/gone/c was evicted: {LOW}",
     ]
@@ -208,7 +208,7 @@ async def test_a_runtime_with_events_is_not_listed_each_time(
     await add(client, "a", WITH_CODE)
     await eventually(lambda: [one.state for one in watch.pod("uid-a").containers] == [EXITED])
     assert len(lists) == 3
-    # A runtime that goes takes the stream with it.
+    # The stream ends when its runtime stops.
     await hollow.stop()
     await eventually(lambda: not watch.streaming)
     await hollow.start()

@@ -68,8 +68,8 @@ def test_events_are_recorded_and_nothing_is_written(
     assert {"container stopped", "container started"} <= {one.name for one in rows if one.stream == "runtime"}
     assert {"Killing", "Unhealthy", "Started"} <= {one.name for one in rows if one.stream == "event"}
     line = [sys.executable, "-m", "engine.cli", "why", "unhealthy-n1", "--record", str(directory)]
-    told = subprocess.run(line, capture_output=True, text=True, check=True).stdout
-    assert "was stopped because of a probe: Container c failed liveness probe" in told
+    output = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    assert "was stopped because of a probe: Container c failed liveness probe" in output
     # The kubelet's own certificate may not list events: the record has those of the runtime, and says why.
     options = ["--for", "8s", "--interval", "2s", "--record", str(tmp_path / "other"), "--kubeconfig"]
     done, written = traced(command(kubelet, tmp_path, *options, str(plane.node)), tmp_path / "trace")

@@ -36,7 +36,7 @@ def test_a_pod_stays_the_same_object_while_its_document_does(fake: Fake, reader:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (None, "does not answer"),
         ((200, b'{"items": [{"metadata"'), "not a list of pods"),
@@ -49,10 +49,10 @@ def test_a_pod_stays_the_same_object_while_its_document_does(fake: Fake, reader:
     ],
 )
 def test_answers_that_are_no_pods(
-    fake: Fake, reader: KubeletReader, answer: tuple[int, bytes] | None, said: str
+    fake: Fake, reader: KubeletReader, answer: tuple[int, bytes] | None, message: str
 ) -> None:
     fake.answers["/pods"] = answer
-    with pytest.raises(Unavailable, match=said) as caught:
+    with pytest.raises(Unavailable, match=message) as caught:
         reader.pods()
     assert fake.url in str(caught.value)
     fake.answers["/pods"] = pods(POD)

@@ -55,7 +55,7 @@ def test_observations_are_decoded_as_they_were_seen(state: Any) -> None:
             unchanged = before.config == found.seen.config
             assert (before.config is found.seen.config) == unchanged
         before = found.seen
-    # What did not change is not said again.
+    # Unchanged values are not recorded again.
     assert set(last.inputs) == {"number", "at", "now", "measured"} or state(2)
 
 
@@ -109,8 +109,8 @@ def test_more_pods_are_there_before_all_others(tmp_path: Path) -> None:
         shadow.take(seen)
     shadow.writer.close()
     more = [pod(f"more-{n}", requesting(cpu="1", memory="300")) for n in range(3)]
-    told = {(one.decision, one.subject) for one in replay_shadow(tmp_path, None, more).changes}
-    assert {("refuse", "default/more-2"), ("evict", "default/a")} <= told
+    changes = {(one.decision, one.subject) for one in replay_shadow(tmp_path, None, more).changes}
+    assert {("refuse", "default/more-2"), ("evict", "default/a")} <= changes
 
 
 def test_a_decision_that_the_replay_takes_otherwise_is_unlike(
@@ -130,8 +130,8 @@ def test_a_decision_that_the_replay_takes_otherwise_is_unlike(
 
     monkeypatch.setattr(Judge, "repeatable", otherwise)
     found = replay_shadow(tmp_path)
-    (said,) = found.unlike
-    assert "admission of default/b: the shadow decided admitted, replayed OutOfcpu" in said
+    (unlike,) = found.unlike
+    assert "admission of default/b: the shadow decided admitted, replayed OutOfcpu" in unlike
 
 
 def test_the_rest_of_a_record_is_played_from_its_first_state(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_labels_that_are_not_known_are_not_judged() -> None:
 # Restarts
 
 
-def told(state: dict[str, Any], count: int = 0, **fields: Any) -> dict[str, Any]:
+def container_status(state: dict[str, Any], count: int = 0, **fields: Any) -> dict[str, Any]:
     status = {"name": "c", "ready": False, "restartCount": count, "image": "i", "imageID": "", "state": state}
     return {"containerStatuses": [status | fields]}
 
@@ -183,13 +183,13 @@ TERMINATED = {"terminated": {"exitCode": 1, "reason": "Error"}}
 def test_whether_a_container_restarts(
     policy: str, code: int, state: dict[str, Any], expected: tuple[str, str]
 ) -> None:
-    one = pod("p", {"restartPolicy": policy}, **told(state, 1))
+    one = pod("p", {"restartPolicy": policy}, **container_status(state, 1))
     found = by_kind(list(RestartComparer().compare(observed([one], [record(one, ran(1, code=code))]))))
     assert found["restart default/p/c attempt 1"] == expected
 
 
 def test_a_container_that_ran_again_was_restarted() -> None:
-    one = pod("p", {"restartPolicy": "Never"}, **told({"running": {}}, 1))
+    one = pod("p", {"restartPolicy": "Never"}, **container_status({"running": {}}, 1))
     held = record(one, ran(1, at=20), ran(0, code=1, at=1))
     found = by_kind(list(RestartComparer().compare(observed([one], [held]))))
     assert found["restart default/p/c attempt 0"] == ("stays ended", "restarts")
@@ -199,21 +199,21 @@ def test_delays_grow_as_restarts_are_seen() -> None:
     comparer = RestartComparer()
     ends = [ran(0, code=1, at=0), ran(1, code=1, at=10), ran(2, code=1, at=40)]
     for attempt, delay in ((0, ""), (1, "10s"), (2, "20s")):
-        one = pod("p", **told(waiting(delay) if delay else TERMINATED, attempt))
+        one = pod("p", **container_status(waiting(delay) if delay else TERMINATED, attempt))
         newest, *before = ends[attempt::-1]
         found = by_kind(list(comparer.compare(observed([one], [record(one, newest, *before[:1])]))))
     assert found["back-off default/p/c attempt 2"] == ("20 s", "20 s")
-    wrong = pod("p", **told(waiting("5m0s"), 2))
+    wrong = pod("p", **container_status(waiting("5m0s"), 2))
     found = by_kind(list(comparer.compare(observed([wrong], [record(wrong, ends[2], ends[1])]))))
     assert found["back-off default/p/c attempt 2"] == ("20 s", "300 s")
 
 
 def test_delays_before_the_first_observation_are_taken_from_the_kubelet() -> None:
     comparer = RestartComparer()
-    one = pod("p", **told(waiting("40s"), 3))
+    one = pod("p", **container_status(waiting("40s"), 3))
     found = list(comparer.compare(observed([one], [record(one, ran(3, code=1, at=100))])))
     assert reasons(found) == ["earlier restarts were not seen"]
-    later = pod("p", **told(waiting("1m20s"), 4))
+    later = pod("p", **container_status(waiting("1m20s"), 4))
     held = record(later, ran(4, code=1, at=150), ran(3, code=1, at=100))
     found = list(comparer.compare(observed([later], [held])))
     assert by_kind(found)["back-off default/p/c attempt 4"] == ("80 s", "80 s")
@@ -239,7 +239,7 @@ def test_the_time_between_an_end_and_a_start_is_compared_with_the_delay(
         if pause is not None:
             began = held[0].finished_at + pause
             held = [ran(attempt, code=1, at=began), *held[:1]]
-        one = pod("p", {"containers": containers}, **told(TERMINATED, attempt))
+        one = pod("p", {"containers": containers}, **container_status(TERMINATED, attempt))
         judged = by_kind(list(comparer.compare(observed([one], [record(one, *held)]))))
         if attempt:
             found.append(judged.get(f"back-off default/p/c attempt {attempt - 1}"))
@@ -247,7 +247,7 @@ def test_the_time_between_an_end_and_a_start_is_compared_with_the_delay(
 
 
 def test_another_container_in_place_of_one_that_never_started_is_no_restart() -> None:
-    one = pod("p", {"restartPolicy": "Never"}, **told({"running": {}}, 1))
+    one = pod("p", {"restartPolicy": "Never"}, **container_status({"running": {}}, 1))
     failed = replace(ran(0, code=128, at=5), started_at=0.0)
     assert not list(RestartComparer().compare(observed([one], [record(one, ran(1, at=20), failed)])))
     ended = ran(0, code=128, at=5)
@@ -261,7 +261,7 @@ def test_a_container_that_was_never_started_leaves_the_delay_unknown() -> None:
     second = ran(2, at=120)
     third = [ran(3, at=141), ran(2, code=1, at=120)]
     for held in ([first], [made, first], [second, made], third):
-        one = pod("p", **told(TERMINATED, held[0].attempt))
+        one = pod("p", **container_status(TERMINATED, held[0].attempt))
         found = by_kind(list(comparer.compare(observed([one], [record(one, *held)]))))
     assert "back-off default/p/c attempt 2" not in found
 
@@ -270,7 +270,7 @@ def test_a_kubelet_that_was_away_starts_a_container_late() -> None:
     def judged(began: float) -> tuple[str, str]:
         comparer = RestartComparer()
         for held in ([ran(0, code=1, at=100)], [ran(1, at=400), ran(0, code=1, at=100)]):
-            one = pod("p", **told(TERMINATED, held[0].attempt))
+            one = pod("p", **container_status(TERMINATED, held[0].attempt))
             seen = dataclasses.replace(observed([one], [record(one, *held)]), series={STARTED: began})
             found = by_kind(list(comparer.compare(seen)))
         return found["back-off default/p/c attempt 0"]
@@ -283,7 +283,7 @@ def test_a_kubelet_that_starts_has_forgotten_the_delays() -> None:
     comparer = RestartComparer()
 
     def judged(delay: str, count: int, started: float) -> list[Finding]:
-        one = pod("p", **told(waiting(delay), count))
+        one = pod("p", **container_status(waiting(delay), count))
         held = record(one, ran(count, code=1, at=50.0 * count), ran(count - 1, code=1, at=50.0 * (count - 1)))
         seen = observed([one], [held])
         return list(comparer.compare(dataclasses.replace(seen, series={STARTED: started})))
@@ -316,7 +316,7 @@ def test_a_status_that_follows_from_the_runtime_agrees() -> None:
         {"type": name, "status": "True"}
         for name in ("PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
     ]
-    shown = told({"running": {}}, ready=True, started=True, containerID="containerd://c-0")
+    shown = container_status({"running": {}}, ready=True, started=True, containerID="containerd://c-0")
     one = pod("p", **shown, conditions=conditions)
     found = list(compare_status(one, observed([one], [record(one, ran(0))])))
     assert len(found) == 2
@@ -324,7 +324,7 @@ def test_a_status_that_follows_from_the_runtime_agrees() -> None:
 
 
 def test_a_pod_that_is_shown_ready_while_its_container_has_ended_differs() -> None:
-    shown = told({"running": {}}, ready=True, started=True, containerID="containerd://c-0")
+    shown = container_status({"running": {}}, ready=True, started=True, containerID="containerd://c-0")
     one = pod("p", {"restartPolicy": "Never"}, **shown)
     found = by_kind(list(compare_status(one, observed([one], [record(one, ran(0, code=2))]))))
     assert found["status default/p"][0].startswith("Failed")
@@ -411,7 +411,12 @@ def evicted_after(use: dict[str, int | None], gone: str, message: str = USED) ->
     measured = MeasuredNode(pods=known)
     list(comparer.compare(observed(pods.values(), use=measured)))
     ended = pod(
-        gone, requesting(memory="10"), phase="Failed", reason="Evicted", message=message, **told(TERMINATED)
+        gone,
+        requesting(memory="10"),
+        phase="Failed",
+        reason="Evicted",
+        message=message,
+        **container_status(TERMINATED),
     )
     after = [ended if name == gone else one for name, one in pods.items()]
     return list(comparer.compare(observed(after, use=measured)))

@@ -1,4 +1,4 @@
-"""What a take-over would do, told from a kubelet's node as it is read; and from a real kubelet v1.36."""
+"""What a takeover would do, judged by the files of a kubelet's node and by a real kubelet v1.36."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_a_driver_that_answers_is_told_apart_from_one_that_left_its_socket
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(registry / "left.sock"))
         assert await registered_drivers(short) == {(CSI, "sample.csi.example.com")}
-        # It was only asked for its name.
+        # Only its name was requested.
         assert not driver.status
     finally:
         await driver.stop()

@@ -58,8 +58,8 @@ async def test_status_changes_only_through_its_subresource(client: ApiClient):
     patched = await client.patch(f"{PODS}/web", {"status": {"phase": "Running"}}, Object)
     assert patched == made
     patch = {"metadata": {"uid": made["metadata"]["uid"]}, "spec": {"x": 1}, "status": {"phase": "Running"}}
-    told = await client.patch(f"{PODS}/web/status", patch, Object)
-    assert (told["status"]["phase"], told["spec"]) == ("Running", made["spec"])
+    updated = await client.patch(f"{PODS}/web/status", patch, Object)
+    assert (updated["status"]["phase"], updated["spec"]) == ("Running", made["spec"])
     patch["metadata"]["uid"] = "another"
     with pytest.raises(ApiError) as other:
         await client.patch(f"{PODS}/web/status", patch, Object)

@@ -1,4 +1,4 @@
-"""The private containerd runs a pod, can be told to use a small file system, and leaves nothing."""
+"""The private containerd runs a pod, can use a small file system, and leaves nothing."""
 
 from __future__ import annotations
 

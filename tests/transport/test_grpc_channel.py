@@ -98,8 +98,8 @@ async def test_messages_of_any_size_both_ways(tmp_path: Path) -> None:
 
 async def test_many_calls_at_once_each_gets_its_own_answer(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, channel):
-        asked = [b"%d" % i * (1 + i % 3 * 40_000) for i in range(300)]
-        assert await asyncio.gather(*(channel.unary("/t/Echo", m, 60) for m in asked)) == asked
+        messages = [b"%d" % i * (1 + i % 3 * 40_000) for i in range(300)]
+        assert await asyncio.gather(*(channel.unary("/t/Echo", m, 60) for m in messages)) == messages
 
 
 @pytest.mark.parametrize("text", ["no such thing", "100 % of düsenjäger\n\ttab", "x" * 6000])

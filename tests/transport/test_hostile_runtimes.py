@@ -1,4 +1,4 @@
-"""gRPC calls to a server that does what no good one does."""
+"""gRPC calls to servers that break the protocol."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.waiting import PATIENCE, eventually
 __all__ = ["nothing_leaks"]
 
 LIMIT = 16 * 1024 * 1024
-Heed = Callable[["Scripted", int, list[tuple[bytes, bytes]]], None]
+Respond = Callable[["Scripted", int, list[tuple[bytes, bytes]]], None]
 
 
 class Scripted:
-    """Serve HTTP/2, and let `heed(self, stream, headers)` answer requests; `order` holds their paths."""
+    """Serve HTTP/2, and let `respond(self, stream, headers)` answer requests; `order` holds their paths."""
 
-    def __init__(self, path: Path, heed: Heed, *, most: int = 100) -> None:
+    def __init__(self, path: Path, respond: Respond, *, most: int = 100) -> None:
         self.path = path
-        self.heed = heed
+        self.respond = respond
         self.most = most
         self.order: list[str] = []
         self.connections = 0
@@ -63,7 +63,7 @@ class Scripted:
             for event in self.h2.receive_data(data):
                 if isinstance(event, h2.events.RequestReceived):
                     self.order.append(dict(event.headers)[b":path"].decode())
-                    self.heed(self, event.stream_id, event.headers)
+                    self.respond(self, event.stream_id, event.headers)
                 elif isinstance(event, h2.events.SettingsAcknowledged):
                     self.limit_is_known = True
                 elif isinstance(event, h2.events.PingAckReceived):
@@ -105,10 +105,10 @@ async def failed(channel: Channel, method: str = "/t/x", timeout: float = 30) ->
     ],
 )
 async def test_answers_without_a_message(tmp_path: Path, headers: Any, status: int) -> None:
-    def heed(server: Scripted, stream: int, _: Any) -> None:
+    def respond(server: Scripted, stream: int, _: Any) -> None:
         server.h2.send_headers(stream, headers, end_stream=True)
 
-    async with Scripted(tmp_path / "s", heed):
+    async with Scripted(tmp_path / "s", respond):
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
         assert await failed(channel) == status
         channel.close()
@@ -117,7 +117,7 @@ async def test_answers_without_a_message(tmp_path: Path, headers: Any, status: i
 async def test_a_request_that_was_not_started_is_sent_again(tmp_path: Path) -> None:
     """A refused stream, and one above the last that a server going away will answer."""
 
-    def heed(server: Scripted, stream: int, _: Any) -> None:
+    def respond(server: Scripted, stream: int, _: Any) -> None:
         if len(server.order) == 1:
             server.h2.reset_stream(stream, 7)
         elif len(server.order) == 2:
@@ -129,7 +129,7 @@ async def test_a_request_that_was_not_started_is_sent_again(tmp_path: Path) -> N
         else:
             server.h2.reset_stream(stream, 7)
 
-    async with Scripted(tmp_path / "s", heed) as server:
+    async with Scripted(tmp_path / "s", respond) as server:
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
         assert await channel.unary("/t/x", b"", 30) == b"refused once"
         assert await channel.unary("/t/x", b"", 30) == b"elsewhere"
@@ -142,10 +142,10 @@ async def test_a_request_that_was_not_started_is_sent_again(tmp_path: Path) -> N
 async def test_calls_beyond_the_servers_limit_wait_in_their_order(tmp_path: Path) -> None:
     held: list[int] = []
 
-    def heed(server: Scripted, stream: int, _: Any) -> None:
+    def respond(server: Scripted, stream: int, _: Any) -> None:
         held.append(stream)
 
-    async with Scripted(tmp_path / "s", heed, most=1) as server:
+    async with Scripted(tmp_path / "s", respond, most=1) as server:
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
         first = asyncio.create_task(channel.unary("/t/0", b"", 60))
         await eventually(lambda: bool(held) and server.limit_is_known)
@@ -161,11 +161,11 @@ async def test_calls_beyond_the_servers_limit_wait_in_their_order(tmp_path: Path
 
 
 async def test_a_call_waiting_for_a_lost_connection_starts_on_another(tmp_path: Path) -> None:
-    def heed(server: Scripted, stream: int, _: Any) -> None:
+    def respond(server: Scripted, stream: int, _: Any) -> None:
         if server.connections == 2:
             server.answer(stream, b"done")
 
-    async with Scripted(tmp_path / "s", heed, most=1) as server:
+    async with Scripted(tmp_path / "s", respond, most=1) as server:
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
         first = asyncio.create_task(channel.unary("/t/0", b"", 60))
         await eventually(lambda: bool(server.order) and server.limit_is_known)
@@ -180,11 +180,11 @@ async def test_a_call_waiting_for_a_lost_connection_starts_on_another(tmp_path: 
 
 
 async def test_an_answer_longer_than_its_size_ends_the_call(tmp_path: Path) -> None:
-    def heed(server: Scripted, stream: int, _: Any) -> None:
+    def respond(server: Scripted, stream: int, _: Any) -> None:
         server.h2.send_headers(stream, [(":status", "200")])
         server.h2.send_data(stream, b"\0\0\0\0\2ab and more")
 
-    async with Scripted(tmp_path / "s", heed):
+    async with Scripted(tmp_path / "s", respond):
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
         assert await failed(channel) == grpc_codes.INTERNAL
         channel.close()
@@ -192,12 +192,12 @@ async def test_an_answer_longer_than_its_size_ends_the_call(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("flag", [b"\1", b"\0"], ids=["compressed", "cut"])
 async def test_malformed_messages(tmp_path: Path, flag: bytes) -> None:
-    def heed(server: Scripted, stream: int, _: Any) -> None:
+    def respond(server: Scripted, stream: int, _: Any) -> None:
         server.h2.send_headers(stream, [(":status", "200")])
         server.h2.send_data(stream, flag + b"\0\0\0\3ab")
         server.h2.send_headers(stream, [("grpc-status", "0")], end_stream=True)
 
-    async with Scripted(tmp_path / "s", heed):
+    async with Scripted(tmp_path / "s", respond):
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
         assert await failed(channel) == grpc_codes.INTERNAL
         with pytest.raises(CallFailed) as failure:
@@ -206,9 +206,9 @@ async def test_malformed_messages(tmp_path: Path, flag: bytes) -> None:
         channel.close()
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nothing", "http1"])
+@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nothing", "http1"])
 async def test_a_peer_that_is_no_server_is_not_called_again_for_a_while(
-    tmp_path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reply: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.transport.grpc_channel.RETRIES", RetryDelays(60.0, 60.0))
     connections = 0
@@ -216,7 +216,7 @@ async def test_a_peer_that_is_no_server_is_not_called_again_for_a_while(
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
-        writer.write(said)
+        writer.write(reply)
         await writer.drain()
         writer.close()
 
@@ -234,14 +234,14 @@ async def test_a_slow_reader_of_a_stream_holds_the_server_back(tmp_path: Path) -
     event = b"\0\0\0\3\xe8" + b"e" * 1000
     sent = 0
 
-    def heed(server: Scripted, stream: int, _: Any) -> None:
+    def respond(server: Scripted, stream: int, _: Any) -> None:
         nonlocal sent
         server.h2.send_headers(stream, [(":status", "200")])
         while server.h2.local_flow_control_window(stream) >= len(event):
             server.h2.send_data(stream, event)
             sent += 1
 
-    async with Scripted(tmp_path / "s", heed) as server:
+    async with Scripted(tmp_path / "s", respond) as server:
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
         stream = channel.messages("/t/x", b"")
         assert len(await anext(stream)) == 1000
@@ -258,11 +258,11 @@ async def test_a_slow_reader_of_a_stream_holds_the_server_back(tmp_path: Path) -
 
 
 async def test_pings_are_answered_with_and_without_calls(tmp_path: Path) -> None:
-    def heed(server: Scripted, stream: int, _: Any) -> None:
+    def respond(server: Scripted, stream: int, _: Any) -> None:
         server.h2.ping(b"%8d" % stream)
         server.answer(stream, b"done")
 
-    async with Scripted(tmp_path / "s", heed) as server:
+    async with Scripted(tmp_path / "s", respond) as server:
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
         for _ in range(3):
             assert await channel.unary("/t/x", b"", 30) == b"done"
@@ -274,11 +274,11 @@ async def test_pings_are_answered_with_and_without_calls(tmp_path: Path) -> None
 
 
 async def test_closing_with_an_unanswered_ping_leaves_no_timer(tmp_path: Path) -> None:
-    def heed(server: Scripted, stream: int, _: Any) -> None:
+    def respond(server: Scripted, stream: int, _: Any) -> None:
         server.h2.ping(b"unheard ")
         server.answer(stream, b"done")
 
-    async with Scripted(tmp_path / "s", heed):
+    async with Scripted(tmp_path / "s", respond):
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
         await channel.unary("/t/x", b"", 30)
         connection = channel._connection

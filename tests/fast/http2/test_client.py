@@ -53,7 +53,7 @@ class Answers:
         self.ended: list[int] = []
         self.others: list[tuple[int, int, int]] = []
 
-    def hear(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         if self.broken:
             return
         for kind, stream, what, number in self.client.receive(data):
@@ -100,8 +100,8 @@ def test_written_headers_are_read_by_hpack(headers, secret):
 def test_blocks_that_hpack_writes_are_read(blocks, sizes):
     """With and without Huffman codes, on one table, whose size changes."""
     encoder = hpack.Encoder()
-    heard = Answers(ClientConnection(header_list=1 << 17))
-    stream = heard.client.request(REQUEST)
+    answers = Answers(ClientConnection(header_list=1 << 17))
+    stream = answers.client.request(REQUEST)
     sent = SETTINGS
     for headers, huffman, size in blocks:
         if size is not None:
@@ -111,9 +111,9 @@ def test_blocks_that_hpack_writes_are_read(blocks, sizes):
         for index, part in enumerate(parts):
             sent += frame(9 if index else 1, 4 if index == len(parts) - 1 else 0, part)
     for piece in pieces(sent, sizes):
-        heard.hear(piece)
-    assert heard.broken == 0
-    assert heard.heads.get(stream, []) == [headers for headers, _, _ in blocks]
+        answers.receive(piece)
+    assert answers.broken == 0
+    assert answers.heads.get(stream, []) == [headers for headers, _, _ in blocks]
 
 
 sizes = st.sampled_from([0, 1, 300, 16384, 16385, 65535, 65536, 200_000])
@@ -125,7 +125,7 @@ def test_many_exchanges_with_h2(exchanges, window, piece):
     """Bodies of any size both ways, however small the windows and the pieces."""
     client, peer = ClientConnection(stream_window=65535, connection_window=65535), server()
     peer.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
-    heard = Answers(client)
+    answers = Answers(client)
     waiting = {client.request(REQUEST, b"q" * asked): (b"q" * asked, size) for asked, size in exchanges}
     got: dict[int, bytes] = dict.fromkeys(waiting, b"")
     left = {stream: size for stream, (_, size) in waiting.items()}
@@ -149,16 +149,16 @@ def test_many_exchanges_with_h2(exchanges, window, piece):
                 answering.discard(stream)
         data = peer.data_to_send()
         for part in pieces(data, [max(piece, 1000)] * (len(data) // 1000)):
-            heard.hear(part)
-        if len(heard.ended) == len(waiting):
+            answers.receive(part)
+        if len(answers.ended) == len(waiting):
             break
-    assert sorted(heard.ended) == sorted(waiting)
+    assert sorted(answers.ended) == sorted(waiting)
     assert got == {stream: body for stream, (body, _) in waiting.items()}
-    assert {stream: len(heard.bodies.get(stream, b"")) for stream in waiting} == {
+    assert {stream: len(answers.bodies.get(stream, b"")) for stream in waiting} == {
         stream: size for stream, (_, size) in waiting.items()
     }
-    assert all(heads == [OK, [(b"grpc-status", b"0")]] for heads in heard.heads.values())
-    assert heard.broken == 0
+    assert all(heads == [OK, [(b"grpc-status", b"0")]] for heads in answers.heads.values())
+    assert answers.broken == 0
     assert client.open == 0
 
 
@@ -201,22 +201,22 @@ hostile = st.builds(
 )
 
 
-def heard_of(data: bytes, sizes: list[int], *, reset: bool = False) -> Answers:
-    heard = Answers(ClientConnection())
+def answers_of(data: bytes, sizes: list[int], *, reset: bool = False) -> Answers:
+    answers = Answers(ClientConnection())
     for _ in range(2):
-        heard.client.request(REQUEST)
+        answers.client.request(REQUEST)
     if reset:
-        heard.client.reset(3, 8)
+        answers.client.reset(3, 8)
     for piece in pieces(data, sizes):
-        heard.hear(piece)
-    heard.client.output()
-    return heard
+        answers.receive(piece)
+    answers.client.output()
+    return answers
 
 
 @settings(max_examples=300, deadline=None)
 @given(hostile, st.lists(st.integers(0, 9), max_size=60), st.booleans())
 def test_cutting_the_input_changes_nothing(data, sizes, reset):
-    whole, cut = heard_of(data, [], reset=reset), heard_of(data, sizes, reset=reset)
+    whole, cut = answers_of(data, [], reset=reset), answers_of(data, sizes, reset=reset)
     assert (whole.heads, whole.bodies, whole.ended) == (cut.heads, cut.bodies, cut.ended)
     assert whole.others == cut.others
 
@@ -256,7 +256,7 @@ def h2_is_lax(one: bytes) -> bool:
 def test_no_server_is_refused_that_h2_takes(rest):
     data = SETTINGS + b"".join(rest) + frame(6, 0, bytes(8), 0)  # which ends what waits for more of it
     if h2_accepts(data):
-        assert heard_of(data, []).broken == 0
+        assert answers_of(data, []).broken == 0
 
 
 @pytest.mark.parametrize(
@@ -279,40 +279,40 @@ def test_no_server_is_refused_that_h2_takes(rest):
 )
 def test_which_frames_end_a_connection(data, code):
     client = ClientConnection(stream_window=65535, connection_window=65535, header_list=16384)
-    heard = Answers(client)
+    answers = Answers(client)
     for body in (b"", b"", b"x" * 100_000):
         client.request(REQUEST, body)
     client.output()
-    heard.hear(data)
-    assert heard.broken == code
+    answers.receive(data)
+    assert answers.broken == code
     assert frame(7, 0, bytes(4) + code.to_bytes(4, "big"), 0) in client.output()
     assert not client.usable
 
 
 def test_an_answer_before_all_was_asked_ends_the_asking():
     client = ClientConnection()
-    heard = Answers(client)
+    answers = Answers(client)
     stream = client.request(REQUEST, b"x" * 100_000)
     client.output()
-    heard.hear(SETTINGS + frame(1, 5, b"\x8c"))
-    assert (heard.ended, client.open) == ([stream], 0)
+    answers.receive(SETTINGS + frame(1, 5, b"\x8c"))
+    assert (answers.ended, client.open) == ([stream], 0)
     assert client.output().endswith(frame(3, 0, bytes(4)))
 
 
 def test_a_limit_of_streams_is_kept():
     client = ClientConnection(max_streams=3)
-    heard = Answers(client)
+    answers = Answers(client)
     for _ in range(3):
         client.request(REQUEST)
     assert not client.ready
     with pytest.raises(RuntimeError, match="no further requests"):
         client.request(REQUEST)
-    heard.hear(SETTINGS + frame(1, 5, b"\x88", 3))
+    answers.receive(SETTINGS + frame(1, 5, b"\x88", 3))
     assert client.ready
-    heard.hear(frame(4, 0, b"\0\3\0\0\0\2", 0))
+    answers.receive(frame(4, 0, b"\0\3\0\0\0\2", 0))
     assert not client.ready
     assert client.usable
-    heard.hear(frame(7, 0, bytes(8), 0))
+    answers.receive(frame(7, 0, bytes(8), 0))
     assert not client.usable
 
 

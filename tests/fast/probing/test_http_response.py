@@ -1,4 +1,4 @@
-"""The response reader: what is right, what is refused, and compiled form against twin on anything."""
+"""The response reader: valid and refused responses, and the compiled form against its twin on any bytes."""
 
 from __future__ import annotations
 

@@ -57,9 +57,11 @@ def test_compiled_agrees_with_twin(type, failures, successes, delay, never, life
         for form in (twin, compiled)
     ]
     for seen, now, outcomes in life:
-        said = [machine.tick(seen, now, initial=outcomes[0] % 4 if outcomes else 0) for machine in machines]
-        assert said[0] == said[1]
-        if said[0][0] == PROBE:
+        results = [
+            machine.tick(seen, now, initial=outcomes[0] % 4 if outcomes else 0) for machine in machines
+        ]
+        assert results[0] == results[1]
+        if results[0][0] == PROBE:
             for outcome in outcomes:
                 answers = [machine.finish(outcome) for machine in machines]
                 assert answers[0] == answers[1]

@@ -1,4 +1,4 @@
-"""When the loop wakes for its probes. It does not run here: what it has armed is asked."""
+"""When the loop wakes for its probes. It does not run here: the tests read the times that it has armed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""drain: a pod goes only where a scheduler could send it, and `drained` is said of no other node."""
+"""drain: a pod goes only where a scheduler could send it, and only such a node is `drained`."""
 
 from __future__ import annotations
 

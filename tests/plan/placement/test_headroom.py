@@ -54,7 +54,7 @@ def test_workloads_are_placed_together_and_then_each_is_repeated(tmp_path):
     placed = rows(answer, "places")
     assert sum(amount for _, name, amount in placed if name == "shop/web") == 4
     assert sum(amount for _, name, amount in placed if name == "shop/run") == 1
-    # 9 CPUs were free, 6 are taken.
+    # 9 CPUs were free, 6 are now used.
     assert ("", "shop/web", 3) in rows(answer, "headroom")
     assert answer.headline.startswith("All 5 pods fit; 3 more of shop/web, ")
 

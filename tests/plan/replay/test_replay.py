@@ -166,7 +166,7 @@ async def test_its_own_configuration_gives_the_agents_decisions(
     assert refused["default/too-large"].startswith("OutOfmemory")
     assert refused["default/best-effort"].startswith("Evicted")
     assert sorted(outcomes(found, "admission")) == sorted(outcomes(recorded, "admission"))
-    # Rounds in which nothing can happen are passed over; played one by one, they give the same.
+    # Rounds in which nothing can happen are skipped; replayed one by one, they give the same.
     with monkeypatch.context() as patch:
         patch.setattr(NodeReplay, "_is_quiet", lambda replay: False)
         assert NodeReplay(node).play() == found
@@ -175,13 +175,13 @@ async def test_its_own_configuration_gives_the_agents_decisions(
     assert (row["decision"], row["node"], row["amount"]) == ("same", "n1", len(found))
     assert not_repeated(recorded, found[:-1])
 
-    # The agent would have evicted nobody for memory, nor refused the pod without requests.
+    # The agent would have evicted no pod for memory, nor refused the pod without requests.
     higher = replace_config(rig.config, eviction_hard={"memory.available": "10Mi", "nodefs.available": "10%"})
     rows = replay_answer([node], higher).table.to_pylist()
     told = {(one["decision"], one["object"]) for one in rows}
     assert {("spared", "default/b"), ("admit", "default/best-effort")} <= told
     assert rows[0]["decision"] == "differs"
-    # With a threshold above what was free, pods go from the first round on.
+    # With a threshold above what was free, pods are evicted from the first round on.
     lower = replace_config(rig.config, eviction_hard={"memory.available": "900Mi"})
     early = [one for one in replay_answer([node], lower).table.to_pylist() if one["decision"] == "evict"]
     assert early
