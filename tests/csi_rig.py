@@ -143,7 +143,7 @@ class CsiRig:
     def messages(self, reason: str = "FailedMount") -> list[str]:
         return [event.message for event in self.node.recorder if event.reason == reason]
 
-    def leaves_nothing(self) -> bool:
+    def is_cleaned_up(self) -> bool:
         """Tell whether no mount, staging directory, device or pod directory remains."""
         try:
             return not (self._left() or mounts_below(self.root))

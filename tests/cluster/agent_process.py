@@ -17,8 +17,9 @@ HEAD = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfigura
 
 
 class AgentProcess:
-    """An agent below `directory`, of the runtime at `socket`, with `flags` beside those that say where its
-    files are. `within` is a command that starts it, `environment` what it has beside this process's."""
+    """Run `kubengine kubelet` with its files below `directory`, on the runtime at `socket`, with `flags`
+    and with `config` as fields of its configuration. `within` is a command that wraps it; `environment`
+    adds variables to those of this process."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class AgentProcess:
 
     @property
     def status(self) -> int | None:
-        """How it ended by itself, None while it runs."""
+        """Return the exit code of the agent if it ended by itself, or None while it runs."""
         assert self._process is not None
         return self._process.returncode
 

@@ -1,4 +1,5 @@
-"""An authorizer whom a real API server asks before its own: it denies one user what it is told to."""
+"""An authorizer that a real API server asks before its own; it denies one user the resources that a test
+names."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ REASON = "its operator forbids it"
 
 
 class Authorizer:
-    """Answers SubjectAccessReviews at `address` while it is entered. `denied` are resources that `user` may
-    not have; of all else it has no opinion."""
+    """Answer SubjectAccessReviews at `address` while entered: deny `user` the resources in `denied`, and
+    have no opinion on all others."""
 
     def __init__(self, user: str) -> None:
         self.denied: set[str] = set()
@@ -33,7 +34,7 @@ class Authorizer:
                 self.wfile.write(answer)
 
             def log_message(self, *_: object) -> None:
-                """Nobody reads it."""
+                """Write no log of requests."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
         self._thread = threading.Thread(target=self._server.serve_forever)

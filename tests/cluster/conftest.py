@@ -33,7 +33,7 @@ async def server(tmp_path: Path) -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """A client for a kubeconfig, closed after the test."""
+    """Yield a function that returns a client for a kubeconfig; close the clients after the test."""
     clients = []
 
     def connected(kubeconfig: Path, timeout: float = 30.0) -> ApiClient:

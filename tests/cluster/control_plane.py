@@ -36,9 +36,10 @@ Object = dict[str, Any]
 
 
 class ControlPlane:
-    """Runs while it is entered. `admin` and `node` are kubeconfigs, `bootstrap` one of a user who may only
-    ask for a node's certificate; the node is n1. One that `aggregates` takes other servers' APIs in; one that
-    `asks` lets the authorizer at that address deny what its own would allow."""
+    """Run etcd and kube-apiserver while entered. `admin` and `node` (the node n1) are kubeconfigs; the
+    user of `bootstrap` may only request a node's certificate. With `aggregates`, it serves aggregated
+    APIs; with `asks`, the authorizer at that address may deny requests before the server's own authorizers
+    see them."""
 
     def __init__(self, directory: Path, binaries: Path, *, aggregates: bool = False, asks: str = "") -> None:
         self._directory, self._binaries = directory, binaries
@@ -67,7 +68,7 @@ class ControlPlane:
             self._end(name)
 
     def start_apiserver(self) -> None:
-        """With a serving certificate of its own each time."""
+        """Start kube-apiserver with a new serving certificate, and wait until it is ready."""
         key, tokens = self._directory / "sa.key", self._directory / "tokens.csv"
         if not key.exists():
             command = ["openssl", "genrsa", "-out", str(key), "2048"]
@@ -107,7 +108,8 @@ class ControlPlane:
         self._until_ready()
 
     def _aggregation(self) -> list[str]:
-        """How other servers know that a question comes from this one, and whose it is."""
+        """Return the flags by which this server proves itself, and the user of a request, to aggregated
+        API servers."""
         pair = self._authority.issue("front-proxy")
         headers = {"extra-headers-prefix": "X-Remote-Extra-", "group-headers": "X-Remote-Group"}
         headers |= {"username-headers": "X-Remote-User", "allowed-names": "front-proxy"}
@@ -119,7 +121,7 @@ class ControlPlane:
         ]
 
     def _asking(self) -> list[str]:
-        """Anew each time: no answer is kept."""
+        """Return the flags that put the webhook authorizer first, without a cache of its refusals."""
         path = self._directory / "authorizer.kubeconfig"
         self._write_kubeconfig(path, {"server": self._asks}, {})
         return [
@@ -130,7 +132,7 @@ class ControlPlane:
         ]
 
     def kubeconfig_of(self, user: str) -> Path:
-        """Of a user with a certificate."""
+        """Return a kubeconfig of `user` with a client certificate."""
         pair = self._authority.issue(user)
         return self._kubeconfig(
             user, {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
@@ -138,12 +140,12 @@ class ControlPlane:
 
     @property
     def authority(self) -> Authority:
-        """Which signs the node's clients' certificates, the API server's own among them."""
+        """Return the authority that signs client certificates and the API server's serving certificate."""
         return self._authority
 
     def refused(self, user: str) -> list[str]:
-        """What the server has forbidden a user so far, but for what it allowed when it was asked again: its
-        authorizer may learn of a pod later than the pod's node."""
+        """Return the requests that the server refused `user` (403), without those that it allowed on a
+        retry: its authorizer may learn of a pod later than the pod's node."""
         lines = (self._directory / "audit.log").read_text().splitlines()
         refused: dict[str, str] = {}
         for event in map(json.loads, lines):
@@ -165,7 +167,8 @@ class ControlPlane:
         self._start(str(self._binaries / "kube-scheduler"), *self._as_admin)
 
     def start_controllers(self, *options: str) -> None:
-        """The scheduler, and the controller-manager with these options: it signs what the authority would."""
+        """Start the scheduler, and the controller-manager with `options`. It signs with the keys of the
+        authority."""
         self.start_scheduler()
         self._start(
             str(self._binaries / "kube-controller-manager"),
@@ -177,8 +180,8 @@ class ControlPlane:
             *options,
         )
 
-    def heard_of(self, user: str) -> list[str]:
-        """The paths that a user has asked for so far, one for each request."""
+    def requests_of(self, user: str) -> list[str]:
+        """Return the path of each request of `user` that the server has completed."""
         lines = (self._directory / "audit.log").read_text().splitlines()
         events = [json.loads(line) for line in lines]
         return [
@@ -188,7 +191,7 @@ class ControlPlane:
         ]
 
     def watched_by(self, user: str) -> set[tuple[str, str]]:
-        """Collection and field selector of each watch of a user that is under way."""
+        """Return the collection and the field selector of each open watch of `user`."""
         under_way: dict[str, tuple[str, str]] = {}
         for line in (self._directory / "audit.log").read_text().splitlines():
             event = json.loads(line)
@@ -221,7 +224,7 @@ class ControlPlane:
         self._end("etcd")
 
     def snapshot(self) -> Path:
-        """What etcd has now."""
+        """Copy the data of etcd, which stops meanwhile, and return the path of the copy."""
         taken = Path(tempfile.mkdtemp(dir=self._directory, prefix="snapshot-")) / "etcd"
         self.stop_etcd()
         shutil.copytree(self._directory / "etcd", taken)
@@ -229,7 +232,7 @@ class ControlPlane:
         return taken
 
     def set_back(self, snapshot: Path | None) -> None:
-        """etcd has a snapshot, or nothing; the API server was stopped meanwhile."""
+        """Restart etcd with the data of a snapshot, or with none (None), and the API server with it."""
         self.stop_apiserver()
         self.stop_etcd()
         shutil.rmtree(self._directory / "etcd")
@@ -284,7 +287,8 @@ class ControlPlane:
 
 
 def binaries() -> Path:
-    """The folder that KUBE_BIN names; the test is skipped where there is none."""
+    """Return the folder that KUBE_BIN names. Skip the test if it has no kube-apiserver or the PATH no
+    etcd."""
     named = os.environ.get("KUBE_BIN", "")
     if not named or not (Path(named) / "kube-apiserver").is_file() or shutil.which("etcd") is None:
         pytest.skip("needs KUBE_BIN, a folder with kube-apiserver, and etcd on the PATH")
@@ -293,57 +297,58 @@ def binaries() -> Path:
 
 @dataclass
 class Plane:
-    """A kubeconfig of the node n1, a client that may do everything, and whose they are."""
+    """Hold an API server of either kind, a kubeconfig of the node n1, and a client that may do everything."""
 
     node: Path
     admin: ApiClient
     server: ApiServer | ControlPlane
 
-    def heard_of_node(self) -> list[str]:
-        """The paths that the node has asked for so far, one for each request that was answered."""
+    def requests_of_node(self) -> list[str]:
+        """Return the path of each request of the node that the server has answered."""
         if isinstance(self.server, ApiServer):
             return [seen.path for seen in self.server.requests if seen.status != 0]
-        return self.server.heard_of("system:node:n1")
+        return self.server.requests_of("system:node:n1")
 
     def watched_by_node(self) -> set[tuple[str, str]]:
-        """Collection and field selector of each watch of the node that is under way."""
+        """Return the collection and the field selector of each open watch of the node."""
         if isinstance(self.server, ApiServer):
             return set(self.server.open_watches)
         return self.server.watched_by("system:node:n1")
 
-    async def go(self) -> None:
-        """The server breaks off."""
+    async def stop_server(self) -> None:
+        """Stop the server."""
         if isinstance(self.server, ApiServer):
             await self.server.stop()
         else:
             self.server.stop_apiserver()
 
-    async def come(self) -> None:
-        """The server is back as it was."""
+    async def start_server(self) -> None:
+        """Start the server again with its objects, and wait until it answers."""
         if isinstance(self.server, ApiServer):
             await self.server.start()
         else:
             await asyncio.to_thread(self.server.start_apiserver)
-        await self._until_heard()
+        await self._until_answered()
 
     async def snapshot(self) -> Any:
-        """For `set_back`."""
+        """Return a copy of the server's objects that `set_back` accepts."""
         if isinstance(self.server, ApiServer):
             return self.server.objects.snapshot()
         return await asyncio.to_thread(self.server.snapshot)
 
     async def set_back(self, snapshot: Any) -> None:
-        """The server comes back with what it had at a snapshot, or with nothing (None)."""
+        """Restart the server with the objects of a snapshot, or with none (None), and wait until it
+        answers."""
         if isinstance(self.server, ApiServer):
             await self.server.stop()
             self.server.objects.set_back(snapshot or EMPTY)
             await self.server.start()
         else:
             await asyncio.to_thread(self.server.set_back, snapshot)
-        await self._until_heard()
+        await self._until_answered()
 
-    async def _until_heard(self) -> None:
-        """A connection of before may be taken for a good one once."""
+    async def _until_answered(self) -> None:
+        """Wait until the server answers the admin's client, whose old connection may fail once."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 with contextlib.suppress(Unavailable):
@@ -352,7 +357,7 @@ class Plane:
 
 
 async def shown(client: ApiClient, path: str, holds: Callable[[Object], bool]) -> Object:
-    """The object once it is there and as wanted."""
+    """Wait until the object at `path` exists and `holds` accepts it, and return it."""
     async with asyncio.timeout(PATIENCE):
         while True:
             try:

@@ -1,4 +1,5 @@
-"""Pods and the objects that they name, as users make them on a server, and what the server says of them."""
+"""Pods and the objects that they name, as users create them, and the events and states that the server
+shows."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ NAMESPACE = "/api/v1/namespaces/default"
 
 
 async def make(plane: Plane, kind: str, name: str, **fields: Any) -> Object:
-    """An object that an earlier test may have left is made anew."""
+    """Create an object and return it; delete one that an earlier test left."""
     try:
         await plane.admin.delete(f"{NAMESPACE}/{kind}/{name}", {"gracePeriodSeconds": 0})
     except ApiError as error:
@@ -24,7 +25,8 @@ async def make(plane: Plane, kind: str, name: str, **fields: Any) -> Object:
 
 
 async def run(plane: Plane, name: str, spec: Object, **metadata: Any) -> None:
-    """A pod of the node; the server may refuse one whose service account it does not know yet."""
+    """Create a pod of the node. Retry while the server refuses it because it does not know its service
+    account yet."""
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
@@ -43,6 +45,8 @@ def is_ready(pod: Object) -> bool:
 
 
 async def gone(plane: Plane, name: str) -> None:
+    """Delete the pod and wait until the server no longer lists it."""
+
     async def missing() -> bool:
         listed = await plane.admin.get(f"{NAMESPACE}/pods", Object)
         return all(pod["metadata"]["name"] != name for pod in listed["items"])
@@ -56,28 +60,29 @@ def encoded(text: str) -> str:
 
 
 def mounting(source: Object, **spec: Any) -> Object:
-    """A pod that mounts one volume at /v."""
+    """Return the spec of a pod that mounts the volume `source` at /v."""
     container = {"name": "c", "image": "busybox:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     return {"containers": [container], "volumes": [{"name": "v", **source}], **spec}
 
 
 def waiting(pod: Object) -> Object:
-    """Why its container waits."""
+    """Return the waiting state of the pod's first container, or {}."""
     states = [each["state"] for each in pod.get("status", {}).get("containerStatuses", ())]
     found: Object = states[0].get("waiting", {}) if states else {}
     return found
 
 
-async def said(plane: Plane, pod: str, text: str, *more: str) -> None:
-    """An event of the pod has this text, or begins with it and has `more` in it."""
+async def wait_for_event(plane: Plane, pod: str, text: str, *more: str) -> None:
+    """Wait for an event of the pod with this message or, with `more`, with one that begins with `text` and
+    contains each of `more`."""
 
-    def is_it(message: str) -> bool:
+    def matches(message: str) -> bool:
         if not more:
             return message == text
         return message.startswith(text) and all(each in message for each in more)
 
-    async def heard() -> bool:
+    async def is_listed() -> bool:
         events = (await plane.admin.get(f"{NAMESPACE}/events", Object))["items"]
-        return any(each["involvedObject"]["name"] == pod and is_it(each["message"]) for each in events)
+        return any(each["involvedObject"]["name"] == pod and matches(each["message"]) for each in events)
 
-    await eventually(heard)
+    await eventually(is_listed)

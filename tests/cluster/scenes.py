@@ -20,7 +20,7 @@ NODE = "/api/v1/nodes/n1"
 
 
 class Scene(DeviceRig):
-    """A node of a cluster on the hollow runtime, its plugins, and what users do with the API."""
+    """Run a node of a cluster on the hollow runtime, with plugins, and do what users do with the API."""
 
     def __init__(self, directory: Path, runtime: HollowRuntime, plane: Plane) -> None:
         super().__init__(directory, runtime)
@@ -30,7 +30,8 @@ class Scene(DeviceRig):
         self.section.eviction.interval = 0.2
 
     async def run(self, name: str, **spec: Any) -> Object:
-        """The server may refuse pods until it knows its own default objects."""
+        """Create a pod of the node and return it. Create the default service account if the server asks
+        for it."""
         wanted = {
             "nodeName": "n1",
             "terminationGracePeriodSeconds": 1,
@@ -62,7 +63,7 @@ class Scene(DeviceRig):
         return {pod["metadata"]["name"]: pod for pod in listed["items"]}
 
     async def when(self, name: str, holds: Callable[[Object], bool]) -> Object:
-        """The pod, once it is there and something holds of it."""
+        """Wait until the server has the pod and `holds` accepts it, and return it."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 pod = (await self.pods()).get(name)
@@ -81,7 +82,8 @@ class Scene(DeviceRig):
         await self.plane.admin.delete(f"{PODS}/{name}", {"gracePeriodSeconds": grace})
 
     async def delete_all(self) -> None:
-        """End what is left, some of which the node may take away in the same moment."""
+        """Delete all pods, some of which the node may delete at the same moment, and wait until none is
+        left."""
         for name in await self.pods():
             try:
                 await self.delete(name, grace=0)
@@ -103,7 +105,7 @@ class Scene(DeviceRig):
         await eventually(empty)
 
     def running(self) -> set[str]:
-        """The uids of pods that the runtime runs something of."""
+        """Return the uids of pods of which at least one container runs."""
         containers = self.runtime.service.records.containers.values()
         return {c.sandbox.config.metadata.uid for c in containers if c.state == cri.CONTAINER_RUNNING}
 

@@ -309,7 +309,7 @@ async def test_a_silent_connection_is_given_up(
 
 
 def _bodies(client: ApiClient) -> list[Sequence[bytes]]:
-    """What has arrived on the only connection and is not read yet, for each request."""
+    """Return, for each request on the only connection, the chunks that have arrived and are not read yet."""
     (connection,) = client._pool._connections
     return [each._body.items for each in connection._streams.values() if isinstance(each, Exchange)]
 

@@ -39,7 +39,7 @@ def as_pod(value: Object) -> Pod:
 
 
 class World:
-    """The mirrors of one node, which hears what the server has when a test says so."""
+    """Hold the mirror pods of one node, which learns of the server's pods only when a test passes them on."""
 
     def __init__(self, server: ApiServer, client: ApiClient) -> None:
         self.server = server

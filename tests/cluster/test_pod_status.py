@@ -1,4 +1,4 @@
-"""What the API server is told of a pod, from the node's status and the server's. Pure."""
+"""The pod status that the node sends to the API server, from its own status and that of the server. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Object = dict[str, Any]
 
 
 def status(phase: str = "Running", *, conditions: Object | None = None, **fields: Any) -> PodStatus:
-    """`conditions` by type: their status, all with the same time."""
+    """Return a status with `conditions`, each with its status by type and all with the same transition
+    time."""
     given = [{"type": k, "status": v, "lastTransitionTime": BEFORE} for k, v in (conditions or {}).items()]
     value = {"phase": phase, "conditions": given, **fields}
     return msgspec.convert(value, PodStatus, dec_hook=decode_hook)
@@ -34,7 +35,7 @@ def container(name: str = "c", state: Object | None = None, last: Object | None 
     }  # fmt: skip
 
 
-def told(ours: PodStatus, server: PodStatus, *, may_run: bool = False) -> Object:
+def status_sent(ours: PodStatus, server: PodStatus, *, may_run: bool = False) -> Object:
     sent: Object = to_builtins(status_to_send(ours, server, META, may_run=may_run, now=NOW))
     return sent
 
@@ -46,11 +47,13 @@ def types(sent: Object) -> list[str]:
 def test_each_of_the_node_s_conditions_speaks_of_the_generation_and_others_come_first():
     server = status(conditions={"Ready": "False", "example.com/gate": "True"})
     ours = status(conditions={"Ready": "True", "PodScheduled": "True"}, observedGeneration=6)
-    sent = told(ours, server, may_run=True)
+    sent = status_sent(ours, server, may_run=True)
     assert types(sent) == ["example.com/gate", "Ready", "PodScheduled"]
     assert sent["observedGeneration"] == 6, "of which the node speaks, though the API has a newer one"
     assert [c.get("observedGeneration") for c in sent["conditions"]] == [None, 6, 6]
-    assert told(ours, server, may_run=False)["observedGeneration"] == 7, "it has ended: nothing is to be done"
+    assert status_sent(ours, server, may_run=False)["observedGeneration"] == 7, (
+        "a pod that has ended acts on no generation"
+    )
 
 
 def test_a_static_pod_has_no_generation_though_its_mirror_has():
@@ -70,24 +73,24 @@ def test_an_expired_condition_of_the_node_is_removed():
 
 def test_a_terminal_phase_and_the_disruption_wait_until_nothing_runs():
     ours = status("Failed", conditions={"DisruptionTarget": "True"}, reason="Evicted", message="m")
-    sent = told(ours, status("Running"), may_run=True)
+    sent = status_sent(ours, status("Running"), may_run=True)
     assert (sent["phase"], sent.get("reason"), sent.get("conditions")) == ("Running", None, None)
-    sent = told(ours, status("Running"))
+    sent = status_sent(ours, status("Running"))
     assert (sent["phase"], sent["reason"], sent["message"]) == ("Failed", "Evicted", "m")
     (disruption,) = sent["conditions"]
     assert disruption["lastTransitionTime"] == "2026-01-02T03:04:05Z"
-    again = told(ours, status("Failed", conditions={"DisruptionTarget": "True"}))
+    again = status_sent(ours, status("Failed", conditions={"DisruptionTarget": "True"}))
     assert again["conditions"][0]["lastTransitionTime"] == BEFORE
 
 
 @pytest.mark.parametrize("ours", ["Running", "Pending", "Succeeded"])
 def test_a_terminal_phase_that_the_server_knows_is_final(ours: str):
-    sent = told(status(ours), status("Failed", reason="Evicted"))
+    sent = status_sent(status(ours), status("Failed", reason="Evicted"))
     assert (sent["phase"], sent["reason"]) == ("Failed", "Evicted")
 
 
 def test_the_start_time_that_the_server_knows_stays():
-    sent = told(status(startTime="2026-01-02T00:00:00Z"), status(startTime=BEFORE), may_run=True)
+    sent = status_sent(status(startTime="2026-01-02T00:00:00Z"), status(startTime=BEFORE), may_run=True)
     assert sent["startTime"] == BEFORE
 
 
@@ -112,7 +115,7 @@ def test_a_container_with_an_unseen_end_is_lost_once_the_pod_was_initialized():
         ],
     )  # fmt: skip
     server = status(containerStatuses=[container("e", EXITED)])
-    sent = told(ours, server)["containerStatuses"]
+    sent = status_sent(ours, server)["containerStatuses"]
     assert reasons(sent) == [LOST, "Error", LOST, "Error", "Error"]
     assert sent[0]["state"]["terminated"]["exitCode"] == 137
 
@@ -124,14 +127,16 @@ def test_containers_that_never_started_stay_waiting():
         initContainerStatuses=[container("i", EXITED), container("j", WAITING), container("k", WAITING)],
         containerStatuses=[container("c", WAITING)],
     )
-    sent = told(ours, status("Pending"))
+    sent = status_sent(ours, status("Pending"))
     assert reasons(sent["initContainerStatuses"]) == ["Error", "PodInitializing", "PodInitializing"]
     assert reasons(sent["containerStatuses"]) == ["PodInitializing"]
 
 
 def test_the_first_init_container_counts_as_tried():
     waiting = [container("i", WAITING), container("j", WAITING)]
-    sent = told(status("Failed", conditions=UNINITIALIZED, initContainerStatuses=waiting), status("Pending"))
+    sent = status_sent(
+        status("Failed", conditions=UNINITIALIZED, initContainerStatuses=waiting), status("Pending")
+    )
     assert reasons(sent["initContainerStatuses"]) == [LOST, "PodInitializing"]
 
 

@@ -30,7 +30,7 @@ def status(phase: str = "Running", ready: str = "False", **more: Any) -> PodStat
 
 
 class World:
-    """A writer and the server that it writes to."""
+    """Hold a status manager and the server that it writes to."""
 
     def __init__(self, server: ApiServer, client: ApiClient) -> None:
         self.server = server
@@ -39,16 +39,16 @@ class World:
     def make(self, name: str) -> Pod:
         value = {"metadata": {"name": name}, "spec": {"nodeName": "n1", "containers": [{"name": "c"}]}}
         self.server.create(f"{PODS}/{name}", value)
-        return self.known(name)
+        return self.on_server(name)
 
-    def known(self, name: str) -> Pod:
+    def on_server(self, name: str) -> Pod:
         return msgspec.convert(self.server.get(f"{PODS}/{name}"), Pod, dec_hook=decode_hook)
 
     def phase(self, name: str) -> str:
         phase: str = self.server.get(f"{PODS}/{name}")["status"].get("phase", "")
         return phase
 
-    def hear(self, *names: str) -> list[str]:
+    def add(self, *names: str) -> list[str]:
         pods = [self.make(name) for name in names]
         for pod in pods:
             self.writer.update(pod)
@@ -69,10 +69,10 @@ async def world(
 
 
 async def test_a_status_that_the_server_has_is_not_sent_again(world: World):
-    (uid,) = world.hear("a")
+    (uid,) = world.add("a")
     world.writer.report(uid, status(), may_run=True)
     await eventually(lambda: world.phase("a") == "Running")
-    world.writer.update(world.known("a"))
+    world.writer.update(world.on_server("a"))
     world.writer.report(uid, status(), may_run=True)
     world.writer.report("of nobody", status(), may_run=True)
     await world.writer.wait_reported(uid)
@@ -80,17 +80,17 @@ async def test_a_status_that_the_server_has_is_not_sent_again(world: World):
 
 
 async def test_an_overwritten_status_is_sent_again(world: World):
-    (uid,) = world.hear("a")
+    (uid,) = world.add("a")
     world.writer.report(uid, status(), may_run=True)
     await world.writer.wait_reported(uid)
     await world.writer._client.patch(f"{PODS}/a/status", {"status": {"phase": "Unknown"}}, Object)
-    world.writer.update(world.known("a"))
+    world.writer.update(world.on_server("a"))
     await eventually(lambda: world.phase("a") == "Running")
 
 
 async def test_news_older_than_an_answer_changes_nothing_but_a_list_does(world: World):
-    (uid,) = world.hear("a")
-    before = world.known("a")
+    (uid,) = world.add("a")
+    before = world.on_server("a")
     world.writer.report(uid, status(), may_run=True)
     await eventually(lambda: world.phase("a") == "Running")
     world.writer.update(before)
@@ -103,7 +103,7 @@ async def test_news_older_than_an_answer_changes_nothing_but_a_list_does(world: 
 async def test_pods_that_become_ready_come_first(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pod_writer, "AT_ONCE", 1)
     names = [f"p{number}" for number in range(6)]
-    uids = world.hear(*names)
+    uids = world.add(*names)
     for uid in uids[:5]:
         world.writer.report(uid, status(), may_run=True)
     world.writer.report(uids[5], status(ready="True"), may_run=True)
@@ -116,7 +116,7 @@ async def test_details_come_last(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pod_writer, "DETAILS_AT_ONCE", 1)
     monkeypatch.setattr(pod_writer, "DETAIL_DELAY_SECONDS", 0.0)
     names = [f"p{number}" for number in range(5)]
-    uids = world.hear(*names)
+    uids = world.add(*names)
     for uid in uids[:3]:
         world.writer.report(uid, status("Pending", reason="Waiting"), may_run=True)
     world.writer.report(uids[3], status(), may_run=True)
@@ -126,7 +126,7 @@ async def test_details_come_last(world: World, monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_a_pod_that_starts_at_once_sends_one_status(world: World):
-    (uid,) = world.hear("a")
+    (uid,) = world.add("a")
     for reason in ("", "Preparing", "Starting"):
         world.writer.report(uid, status("Pending", reason=reason), may_run=True)
     world.writer.report(uid, status(ready="True"), may_run=True)
@@ -135,14 +135,14 @@ async def test_a_pod_that_starts_at_once_sends_one_status(world: World):
 
 
 async def test_a_last_detail_is_sent_too(world: World):
-    (uid,) = world.hear("a")
+    (uid,) = world.add("a")
     world.writer.report(uid, status("Pending", reason="Waiting"), may_run=True)
     await eventually(lambda: world.server.get(f"{PODS}/a")["status"].get("reason") == "Waiting")
 
 
 async def test_an_awaited_detail_is_sent_at_once(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pod_writer, "DETAIL_DELAY_SECONDS", float("inf"))
-    (uid,) = world.hear("a")
+    (uid,) = world.add("a")
     world.writer.report(uid, status("Pending", reason="Waiting"), may_run=True)
     await world.writer.wait_reported(uid)
     assert world.server.get(f"{PODS}/a")["status"]["reason"] == "Waiting"
@@ -151,13 +151,13 @@ async def test_an_awaited_detail_is_sent_at_once(world: World, monkeypatch: pyte
 @pytest.mark.parametrize("fault", [500, 409, 429, ApiServerFault.DROP])
 async def test_a_refused_status_is_sent_until_it_is_accepted(world: World, fault: ApiServerFault | int):
     world.server.fail(fault, path="/status", times=3, retry_after=0)
-    (uid,) = world.hear("a")
+    (uid,) = world.add("a")
     world.writer.report(uid, status(), may_run=True)
     await eventually(lambda: world.phase("a") == "Running")
 
 
 async def test_pods_of_the_same_name_share_no_state(world: World):
-    (uid,) = world.hear("a")
+    (uid,) = world.add("a")
     world.server.delete(f"{PODS}/a", grace=0)
     other = to_builtins(world.make("a"))
     world.writer.report(uid, status("Failed"), may_run=False)
@@ -165,13 +165,13 @@ async def test_pods_of_the_same_name_share_no_state(world: World):
     await eventually(lambda: len(world.sent()) > 1)
     world.writer.forget(uid)
     await world.writer.wait_reported(uid)
-    assert to_builtins(world.known("a")) == other
+    assert to_builtins(world.on_server("a")) == other
 
 
 async def test_a_deleted_pod_is_removed_once_its_end_is_known_and_nothing_remains(world: World):
-    (uid,) = world.hear("a")
+    (uid,) = world.add("a")
     world.server.delete(f"{PODS}/a", grace=30)
-    world.writer.update(world.known("a"))
+    world.writer.update(world.on_server("a"))
     world.writer.report(uid, status("Succeeded"), may_run=False)
     await world.writer.wait_reported(uid)
     assert (world.phase("a"), world.sent("DELETE")) == ("Succeeded", [])
@@ -181,7 +181,7 @@ async def test_a_deleted_pod_is_removed_once_its_end_is_known_and_nothing_remain
 
 
 async def test_a_pod_that_was_not_deleted_stays(world: World):
-    (uid,) = world.hear("a")
+    (uid,) = world.add("a")
     world.writer.report(uid, status("Failed"), may_run=False)
     world.writer.removed(uid)
     await world.writer.wait_reported(uid)
@@ -190,7 +190,7 @@ async def test_a_pod_that_was_not_deleted_stays(world: World):
 
 async def test_every_waiter_for_a_status_is_notified(world: World):
     world.server.fail(500, path="/status", times=1)
-    (uid,) = world.hear("a")
+    (uid,) = world.add("a")
     world.writer.report(uid, status("Failed"), may_run=False)
     async with asyncio.timeout(PATIENCE):
         await asyncio.gather(*(world.writer.wait_reported(uid) for _ in range(3)))
@@ -198,14 +198,14 @@ async def test_every_waiter_for_a_status_is_notified(world: World):
 
 
 async def test_a_pod_that_a_restored_server_has_again_is_deleted_again(world: World):
-    (uid,) = world.hear("a")
+    (uid,) = world.add("a")
     world.server.delete(f"{PODS}/a", grace=30)
-    world.writer.update(world.known("a"))
+    world.writer.update(world.on_server("a"))
     snapshot = world.server.objects.snapshot()
     world.writer.report(uid, status("Succeeded"), may_run=False)
     world.writer.removed(uid)
     await eventually(lambda: world.server.list(PODS) == [])
     await eventually(lambda: not world.writer._tasks)
     world.server.objects.set_back(snapshot)
-    world.writer.update(world.known("a"), listed=True)
+    world.writer.update(world.on_server("a"), listed=True)
     await eventually(lambda: world.server.list(PODS) == [])

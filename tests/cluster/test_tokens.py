@@ -21,7 +21,7 @@ POD = Pod(metadata=ObjectMeta(name="p", namespace="a", uid="u"), spec=PodSpec(se
 
 
 class Now:
-    """A clock that is set; the server's too."""
+    """Serve as the clock of client and server; tests set `seconds`."""
 
     def __init__(self) -> None:
         self.seconds = 1_700_000_000.0

@@ -24,7 +24,7 @@ def pod(name: str, node: str = "n1") -> dict[str, Any]:
 
 
 class Follower:
-    """What a watch of the pods of n1 has told."""
+    """Keep the pods of n1 as a watch delivers them, and count its lists (`sets`) and pauses."""
 
     def __init__(self, client: ApiClient) -> None:
         self.pods: dict[str, Pod] = {}

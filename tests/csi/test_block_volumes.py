@@ -66,7 +66,7 @@ async def test_a_volume_is_staged_once_and_published_as_a_device_for_each_pod(cs
     await csi.delete("one")
     assert driver.called("NodeUnstageVolume") == []
     await csi.delete("two")
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     (unstaged,) = driver.called("NodeUnstageVolume")
     assert (unstaged.volume_id, unstaged.staging_target_path) == ("h1", staged.staging_target_path)
     assert driver.calls[-1].method == "NodeUnstageVolume"
@@ -94,7 +94,7 @@ async def test_a_driver_that_does_not_stage_publishes_only(csi: CsiRig) -> None:
     driver = await csi.driver(capabilities=())
     await run(csi)
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     assert driver.called("NodeStageVolume") == driver.called("NodeUnstageVolume") == []
 
 
@@ -110,7 +110,7 @@ async def test_a_restarted_agent_keeps_devices_of_pods(csi: CsiRig) -> None:
     assert driver.called("NodeUnpublishVolume") == driver.called("NodeUnstageVolume") == []
     assert stat.S_ISBLK(device(csi, pod).stat().st_mode)
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
 
 
 async def test_an_expanded_device_is_reported_to_the_driver_by_path(csi: CsiRig) -> None:
@@ -145,7 +145,7 @@ async def test_a_refusal_delays_the_pod_with_the_kubelets_message(
     )
     await eventually(lambda: said in csi.messages("FailedMapVolume"))
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
 
 
 async def test_a_driver_that_publishes_no_device_is_not_believed(csi: CsiRig) -> None:
@@ -157,7 +157,7 @@ async def test_a_driver_that_publishes_no_device_is_not_believed(csi: CsiRig) ->
     await eventually(lambda: len(csi.messages("FailedMapVolume")) == 1)
     assert csi.messages("FailedMapVolume")[0].endswith(": not a block device")
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
 
 
 async def test_a_volume_without_its_driver_waits(csi: CsiRig) -> None:
@@ -168,7 +168,7 @@ async def test_a_volume_without_its_driver_waits(csi: CsiRig) -> None:
     said = f'MapVolume.SetUpDevice failed for volume "{PV}" : {doing}: driver name {DRIVER} not found'
     await eventually(lambda: any(m.startswith(said) for m in csi.messages("FailedMapVolume")))
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
 
 
 @pytest.mark.parametrize("name", ["staging", "publish"])
@@ -209,5 +209,5 @@ async def test_links_that_a_kubelet_made_for_a_device_are_removed(csi: CsiRig, l
     await asyncio.to_thread(run_program, "losetup", "-f", str(second))
     assert loop_devices(second)
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     assert not loop_devices(second)

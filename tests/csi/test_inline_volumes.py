@@ -44,7 +44,7 @@ async def test_a_pod_gets_a_volume_and_gives_it_back(csi: CsiRig) -> None:
     await csi.delete()
     (gone,) = driver.called("NodeUnpublishVolume")
     assert (gone.volume_id, gone.target_path) == (asked.volume_id, asked.target_path)
-    assert csi.leaves_nothing()
+    assert csi.is_cleaned_up()
     assert (driver.volume(handle) / "f").exists()
 
 
@@ -121,7 +121,7 @@ async def test_a_volume_unknown_to_the_driver_delays_the_pod(
     assert csi.messages()[0].endswith(words)
     assert driver.called("NodePublishVolume") == []
     await csi.delete()
-    assert csi.leaves_nothing()
+    assert csi.is_cleaned_up()
 
 
 async def test_a_refusal_is_reported_in_the_drivers_words_and_retried(csi: CsiRig) -> None:
@@ -174,7 +174,7 @@ async def test_a_driver_that_wants_it_is_asked_again_with_tokens_that_hold(
     assert len({each.target_path for each in driver.called("NodePublishVolume")}) == 1
     assert driver.called("NodeUnpublishVolume") == []
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     asked = len(tokens())
     assert len(driver.called("NodeUnpublishVolume")) == 1
     assert driver.calls[-1].method == "NodeUnpublishVolume", f"{asked} times, and never after its end"

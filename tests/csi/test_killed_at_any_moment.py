@@ -35,7 +35,7 @@ async def test_volumes_of_pods_deleted_while_no_agent_ran_are_removed(csi: CsiRi
     for name in ("inline", "claimed"):
         csi.cluster.server.delete(f"{PODS}/{name}", grace=0)
     await csi.joined.start()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     assert len(driver.called("NodeUnpublishVolume")) == 2
     assert len(driver.called("NodeUnstageVolume")) == 1
 
@@ -53,7 +53,7 @@ async def test_a_restarted_agent_keeps_volumes_of_pods(csi: CsiRig) -> None:
     assert driver.called("NodeUnpublishVolume") == driver.called("NodeUnstageVolume") == []
     assert (csi.published(pod, "pv-claim") / "mount/f").exists()
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
 
 
 @pytest.mark.parametrize("method", [*MAKING, *TAKING_AWAY])
@@ -80,7 +80,7 @@ async def test_an_agent_that_dies_in_the_middle_of_a_call_leaves_nothing(
     if await csi.cluster.pod("p") is not None:
         csi.cluster.server.delete(f"{PODS}/p", grace=0)
     await csi.joined.start()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
 
 
 async def test_a_leftover_staging_is_removed_although_it_is_unreadable_at_first(
@@ -106,7 +106,7 @@ async def test_a_leftover_staging_is_removed_although_it_is_unreadable_at_first(
 
     monkeypatch.setattr(FileSystems, "all_staged", fails_once)
     await csi.joined.start()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     assert failed == [DRIVER]
 
 
@@ -131,7 +131,7 @@ async def test_a_partly_removed_volume_is_still_unstaged(
 
     monkeypatch.setattr(kind, "clear_published", fails_once)
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     assert len(failed) == 1
 
 
@@ -155,7 +155,7 @@ async def test_unstaging_that_is_asked_for_at_the_end_of_another_is_done(
 
     monkeypatch.setattr(Mounting, "_unstage", asked_meanwhile)
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     assert len(asked) == 1
 
 
@@ -168,7 +168,7 @@ async def test_a_returning_driver_is_called_again(csi: CsiRig) -> None:
     await csi.cluster.delete("p")
     await driver.start()
     await csi.cluster.gone("p")
-    assert csi.leaves_nothing()
+    assert csi.is_cleaned_up()
 
 
 async def test_a_mount_without_a_record_is_removed_with_its_pod(csi: CsiRig) -> None:
@@ -178,5 +178,5 @@ async def test_a_mount_without_a_record_is_removed_with_its_pod(csi: CsiRig) -> 
     (csi.published(pod) / "vol_data.json").write_text("{")
     assert volume_data.read(csi.published(pod)) is None
     await csi.delete()
-    assert csi.leaves_nothing()
+    assert csi.is_cleaned_up()
     assert driver.called("NodeUnpublishVolume") == []

@@ -241,7 +241,7 @@ async def test_a_pod_gets_an_in_tree_volume_from_its_driver(csi: CsiRig) -> None
     (call,) = driver.called("NodePublishVolume")
     assert (call.volume_id, call.volume_context["partition"]) == ("vol-1", "0")
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     assert csi.csi_node()["metadata"]["annotations"]["storage.alpha.kubernetes.io/migrated-plugins"] == (
         "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,kubernetes.io/azure-file,kubernetes.io/cinder,"
         "kubernetes.io/gce-pd,kubernetes.io/portworx-volume,kubernetes.io/vsphere-volume"
@@ -302,7 +302,7 @@ async def test_a_pod_gets_a_cloud_volume_of_its_own_spec_from_the_driver(csi: Cs
     assert call.volume_id == "d1"
     assert csi.published(pod, "d1").is_dir()
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
 
 
 def test_a_slash_in_a_volumes_name_is_no_step_in_the_path(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ async def test_another_pod_waits_until_the_first_has_ended(csi: CsiRig, block: b
     await csi.delete("one")
     await csi.cluster.ready("two")
     await csi.delete("two")
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
 
 
 async def test_two_claims_of_one_handle_are_one_volume(csi: CsiRig) -> None:

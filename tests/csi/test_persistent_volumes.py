@@ -43,7 +43,7 @@ async def test_a_volume_is_staged_once_and_until_its_last_pod_ends(csi: CsiRig) 
     await csi.delete("one")
     assert driver.called("NodeUnstageVolume") == []
     await csi.delete("two")
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     (unstaged,) = driver.called("NodeUnstageVolume")
     assert (unstaged.volume_id, unstaged.staging_target_path) == ("h1", staged.staging_target_path)
     order = [call.method for call in driver.calls]
@@ -58,7 +58,7 @@ async def test_a_driver_that_does_not_stage_is_asked_to_publish_only(csi: CsiRig
     await csi.run(CLAIMED)
     assert driver.called("NodePublishVolume")[0].staging_target_path == ""
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     assert driver.called("NodeStageVolume") == driver.called("NodeUnstageVolume") == []
 
 
@@ -87,7 +87,7 @@ async def test_an_attached_volume_is_waited_for_and_named_in_use(csi: CsiRig) ->
     assert dict(driver.called("NodeStageVolume")[0].publish_context) == {"device": "/dev/x"}
     assert dict(driver.called("NodePublishVolume")[0].publish_context) == {"device": "/dev/x"}
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
     await eventually(lambda: csi.in_use() == [])
 
 
@@ -100,7 +100,7 @@ async def test_a_pod_that_waits_for_an_attachment_can_be_deleted(csi: CsiRig) ->
         lambda: csi.cluster.server.get("/api/v1/nodes/n1")["status"].get("volumesInUse") == [NAME]
     )
     await csi.delete()
-    assert csi.leaves_nothing()
+    assert csi.is_cleaned_up()
     await eventually(lambda: not csi.cluster.server.get("/api/v1/nodes/n1")["status"].get("volumesInUse"))
 
 
@@ -148,7 +148,7 @@ async def test_a_half_finished_setup_is_removed_with_its_pod(csi: CsiRig, method
         f'MountVolume.{doing} failed for volume "pv-claim" : rpc error: code ='
     )
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
 
 
 @pytest.mark.parametrize("method", ["NodeUnpublishVolume", "NodeUnstageVolume"])
@@ -163,7 +163,7 @@ async def test_a_failed_teardown_is_retried(csi: CsiRig, method: str) -> None:
     assert (csi.staged() / "globalmount").exists()
     driver.faults.clear()
     await csi.cluster.gone("p")
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
 
 
 async def test_a_claim_may_be_for_reading(csi: CsiRig) -> None:

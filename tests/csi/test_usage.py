@@ -127,7 +127,7 @@ async def test_a_hanging_driver_delays_no_other_and_is_called_once(
         assert await csi.node.claims_usage() == []
     await eventually(lambda: len(driver.called("NodeGetVolumeStats")) == 1)
     await csi.delete()
-    await eventually(csi.leaves_nothing)
+    await eventually(csi.is_cleaned_up)
 
 
 async def test_a_driver_that_fails_is_not_asked_again_at_once(csi: CsiRig) -> None:

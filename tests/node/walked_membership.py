@@ -74,7 +74,7 @@ class MembersLife(Life):
         (self.rig.manifests / "static.yaml").unlink()
         await self.cluster.gone(f"static-{self.joined.name}")
         await eventually(self._nothing_runs)
-        await eventually(self.csi.leaves_nothing)
+        await eventually(self.csi.is_cleaned_up)
         await self.stop()
         assert not list(self.rig.root.rglob(".*.new"))
 

@@ -66,6 +66,6 @@ async def test_containers_have_a_drivers_files_and_its_device(csi: CsiRig, tmp_p
         await csi.joined.restart()
         await csi.taken_on(driver, times=2)
         await csi.delete()
-        await eventually(csi.leaves_nothing)
+        await eventually(csi.is_cleaned_up)
     methods = [call.method for call in driver.calls if call.method.endswith(("blishVolume", "stageVolume"))]
     assert methods.count("NodeUnpublishVolume") == methods.count("NodeUnstageVolume") == 2

@@ -25,7 +25,7 @@ from tests.cluster.objects import (
     make,
     mounting,
     run,
-    said,
+    wait_for_event,
     waiting,
 )
 
@@ -39,7 +39,7 @@ WITHOUT = {"automountServiceAccountToken": False}
 
 @dataclass
 class Guarded:
-    """A plane, and which of its resources the node may not have."""
+    """Hold a plane and the server that forbids its node some resources."""
 
     plane: Plane
     server: ApiServer | Authorizer
@@ -57,7 +57,7 @@ class Guarded:
             self.server.heal()
 
     def refusal(self, verb: str, resource: str, where: str) -> str:
-        """What the server says when it refuses; the test server says less."""
+        """Return the text with which the server refuses a request. The test server's is shorter."""
         if isinstance(self.server, Authorizer):
             return f'User "{NODE}" cannot {verb} resource "{resource}" in API group "" {where}'
         return "Forbidden: on demand"
@@ -128,16 +128,16 @@ async def test_a_forbidden_object_delays_the_pod_until_it_is_permitted(
     }
     for name, spec in pods.items():
         await run(plane, name, spec)
-    await said(plane, "secret", f"{FAILED}failed to sync secret {LATE}")
-    await said(plane, "map", f"{FAILED}failed to sync configmap {LATE}")
+    await wait_for_event(plane, "secret", f"{FAILED}failed to sync secret {LATE}")
+    await wait_for_event(plane, "map", f"{FAILED}failed to sync configmap {LATE}")
     wanted = {"reason": "CreateContainerConfigError", "message": f"failed to sync configmap {LATE}"}
     await shown(plane.admin, f"{NAMESPACE}/pods/variable", lambda pod: waiting(pod) == wanted)
     where = f'in the namespace "default": {REASON}'
     refused = guarded.refusal("create", "serviceaccounts/token", where)
-    await said(plane, "token", f"{FAILED}failed to fetch token: ", refused)
+    await wait_for_event(plane, "token", f"{FAILED}failed to fetch token: ", refused)
     refused = guarded.refusal("get", "persistentvolumeclaims", where)
     processed = "error processing PVC default/c: failed to fetch PVC from API server: "
-    await said(plane, "claim", "Unable to attach or mount volumes: ", processed, refused)
+    await wait_for_event(plane, "claim", "Unable to attach or mount volumes: ", processed, refused)
     directories = list((tmp_path / "root/pods").glob("*/volumes/*/v"))
     assert directories == [], "nothing is made of what cannot be had"
     guarded.permit()
@@ -161,5 +161,5 @@ async def test_a_volume_that_is_bound_to_another_claim_is_forbidden(
     processed = "error processing PVC default/mine: failed to fetch PV of-another from API server: "
     where = "at the cluster scope: no relationship found between node 'n1' and this object"
     refused = guarded.refusal("get", "persistentvolumes", where)
-    await said(plane, "p", "Unable to attach or mount volumes: ", processed, refused)
+    await wait_for_event(plane, "p", "Unable to attach or mount volumes: ", processed, refused)
     await gone(plane, "p")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.control_plane import Object, Plane, shown
-from tests.cluster.objects import NAMESPACE, encoded, gone, is_ready, make, mounting, run, said
+from tests.cluster.objects import NAMESPACE, encoded, gone, is_ready, make, mounting, run, wait_for_event
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
@@ -42,13 +42,15 @@ async def test_a_name_that_would_ask_for_something_else_is_a_name(
     for name, secret in SECRETS.items():
         await run(plane, name, mounting({"secret": {"secretName": secret}}, **WITHOUT))
     for name, (_, words) in CLAIMS.items():
-        await said(plane, name, "Unable to attach or mount volumes: ", "failed to fetch PVC", words)
+        await wait_for_event(plane, name, "Unable to attach or mount volumes: ", "failed to fetch PVC", words)
     for name, secret in SECRETS.items():
-        await said(plane, name, f'MountVolume.SetUp failed for volume "v" : secret "{secret}" not found')
+        await wait_for_event(
+            plane, name, f'MountVolume.SetUp failed for volume "v" : secret "{secret}" not found'
+        )
     await plane.admin.patch(f"{NAMESPACE}/secrets/s", {"data": {"k": encoded("2")}}, Object)
     file = tmp_path / "root/pods" / pod["metadata"]["uid"] / "volumes/kubernetes.io~secret/v/k"
     await eventually(lambda: file.read_text() == "2")
-    asked = [path for path in plane.heard_of_node() if "kube-system" in path or ".." in path]
+    asked = [path for path in plane.requests_of_node() if "kube-system" in path or ".." in path]
     assert asked == []
     for name in ("well", *CLAIMS, *SECRETS):
         await gone(plane, name)

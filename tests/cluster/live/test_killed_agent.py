@@ -37,12 +37,12 @@ VOLUMES = {
 
 
 class Agent(AgentProcess):
-    """On the node n1."""
+    """Run an agent as the node n1."""
 
     def __init__(self, directory: Path, kubeconfig: Path, socket: Path) -> None:
         super().__init__(directory, socket, {"kubeconfig": kubeconfig, "hostname-override": "n1"})
 
-    def leaves_nothing(self) -> bool:
+    def is_cleaned_up(self) -> bool:
         return mounts_below(self.root) == [] and list((self.root / "pods").iterdir()) == []
 
 
@@ -98,7 +98,7 @@ async def test_no_mount_no_directory_and_no_token_is_left(plane: Plane, agent: A
         await plane.admin.delete(pod, {"gracePeriodSeconds": 0})
         driver.faults.clear()
         await agent.start()
-        await eventually(agent.leaves_nothing)
+        await eventually(agent.is_cleaned_up)
         if method == "NodeUnpublishVolume":
             assert token not in agent.log()
             kept = [file for file in agent.root.rglob("*") if file.is_file() and not file.is_symlink()]

@@ -24,7 +24,7 @@ PODS, SECRETS = 300, 50
 
 
 def connections(port: int) -> int:
-    """Of this process, to that port."""
+    """Count the TCP connections of this process to `port`."""
     own = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # the one that lists them
@@ -34,7 +34,8 @@ def connections(port: int) -> int:
 
 
 async def make(admin: ApiClient) -> list[Pod]:
-    """Pods of the node, each of which names one secret; the server has to have their account first."""
+    """Create the secrets, and PODS pods of the node that name one of them each. Retry until the server
+    knows the pods' service account."""
     await admin.create(f"{NAMESPACE}/serviceaccounts", {"metadata": {"name": "many"}}, Object)
     for number in range(SECRETS):
         secret = {"metadata": {"name": f"s{number}"}, "data": {"k": encoded("1")}}
@@ -63,7 +64,8 @@ async def _create(admin: ApiClient, pod: Object) -> Pod:
 
 
 async def read(references: PodReferences, pod: Pod, name: str) -> Secret:
-    """Waits for the server's first answer, which a slow machine gives later than a pod waits."""
+    """Read a secret for `pod`. Retry, since a slow machine gives the first answer later than a pod waits
+    for it."""
     while True:
         try:
             return await references.secret(pod, name)

@@ -192,11 +192,11 @@ async def test_a_returned_server_receives_everything_without_an_agent_restart(tm
 async def test_an_idle_node_sends_only_its_lease(plane: Plane, start: Any):
     await start(plane.node)
     await shown(plane.admin, NODE, is_ready)
-    heard = plane.heard_of_node
-    await _until(lambda: heard()[-3:] == [LEASE] * 3)
-    before = len(heard())
+    requests = plane.requests_of_node
+    await _until(lambda: requests()[-3:] == [LEASE] * 3)
+    before = len(requests())
     await asyncio.sleep(2.5)  # two looks at the node
-    assert set(heard()[before:]) == {LEASE}
+    assert set(requests()[before:]) == {LEASE}
 
 
 async def _until(holds: Callable[[], bool]) -> None:

@@ -110,7 +110,7 @@ async def running(command: Sequence[str], log: Path) -> AsyncIterator[None]:
 
 
 async def registered(plane: Plane) -> Object:
-    """The node once it is ready and says which images it has."""
+    """Wait until the node is ready and lists images, and return it."""
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
@@ -125,7 +125,7 @@ async def registered(plane: Plane) -> Object:
 
 
 def without_times(node: Object) -> Object:
-    """Without what no two nodes share."""
+    """Return a copy of `node` without the metadata and the times that differ between any two nodes."""
     bare = copy.deepcopy(node)
     for field in OWN_METADATA:
         bare["metadata"].pop(field)

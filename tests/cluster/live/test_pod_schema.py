@@ -15,7 +15,8 @@ METADATA = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 
 def fields(schemas: Object, name: str) -> Iterator[str]:
-    """The paths below a type, as the list writes them: metadata whole. No type there contains itself."""
+    """Yield the paths of the fields below a type as the list writes them: metadata is one field. No type
+    below a PodSpec contains itself."""
     if name == METADATA:
         return
     for field, value in schemas[name].get("properties", {}).items():
@@ -27,7 +28,7 @@ def fields(schemas: Object, name: str) -> Iterator[str]:
 
 
 def _named(value: Any) -> str:
-    """The type that a schema refers to, if any."""
+    """Return the name of the type that a schema refers to, or ""."""
     references = [value, *value.get("allOf", ())]
     found = [each["$ref"].rpartition("/")[2] for each in references if "$ref" in each]
     return str(found[0]) if found else ""

@@ -19,7 +19,7 @@ from tests.cluster.objects import (
     make,
     mounting,
     run,
-    said,
+    wait_for_event,
     waiting,
 )
 from tests.waiting import eventually
@@ -93,8 +93,8 @@ async def test_missing_objects_are_awaited_unless_optional(
     pod = await shown(plane.admin, f"{NAMESPACE}/pods/optional", is_ready)
     path = tmp_path / "root/pods" / pod["metadata"]["uid"] / "volumes/kubernetes.io~projected/v"
     assert sorted(each.name for each in path.iterdir() if not each.name.startswith("..")) == ["k"]
-    await said(plane, "no-secret", f'{failed}secret "later" not found')
-    await said(plane, "no-key", f"{failed}references non-existent secret key: nothing")
+    await wait_for_event(plane, "no-secret", f'{failed}secret "later" not found')
+    await wait_for_event(plane, "no-key", f"{failed}references non-existent secret key: nothing")
     wanted = {"reason": "CreateContainerConfigError", "message": 'configmap "gone" not found'}
     await shown(plane.admin, f"{NAMESPACE}/pods/no-map", lambda pod: waiting(pod) == wanted)
     await make(plane, "secrets", "later", data={"k": encoded("1")})

@@ -1,4 +1,4 @@
-"""What pods of a real API server get on a real containerd, and what they are told where they get it not."""
+"""What pods of a real API server get on a real containerd, and the events that say why they do not get it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BUNDLES = "/apis/certificates.k8s.io/v1beta1/clustertrustbundles"
 
 
 class Site:
-    """A node n1 of a real cluster on a real containerd, and what users do."""
+    """Hold the node n1 of a real cluster on a real containerd, and do what users do."""
 
     def __init__(self, admin: ApiClient, node: Node, root: Path) -> None:
         self.admin, self.node, self.root = admin, node, root
@@ -39,7 +39,7 @@ class Site:
         return await self.admin.create(path, {"metadata": {"name": name}, **fields}, Object)
 
     async def run(self, name: str, **spec: Any) -> Object:
-        """The server refuses a pod whose service account it does not know yet."""
+        """Create a pod of the node, without a token unless `spec` asks for one, and return it."""
         wanted = {"nodeName": "n1", "terminationGracePeriodSeconds": 1, **spec}
         wanted.setdefault("automountServiceAccountToken", False)
         return await self.create(f"{NAMESPACE}/pods", name, spec=wanted)
@@ -58,11 +58,11 @@ class Site:
             except TimeoutError:
                 continue
 
-    async def told(self, name: str, reason: str) -> str:
-        """The message of a pod's event."""
+    async def event_message(self, name: str, reason: str) -> str:
+        """Wait for an event of the pod with this reason, and return its message."""
         found: list[str] = []
 
-        async def heard() -> bool:
+        async def is_listed() -> bool:
             events = (await self.admin.get(f"{NAMESPACE}/events", Object))["items"]
             found[:] = [
                 event["message"]
@@ -71,11 +71,11 @@ class Site:
             ]
             return bool(found)
 
-        await eventually(heard, every=0.2)
+        await eventually(is_listed, every=0.2)
         return found[0]
 
     async def claim(self, name: str, **source: Any) -> None:
-        """Bound as a controller does it."""
+        """Create a claim and its volume, and bind them as a controller does."""
         claims, size = f"{NAMESPACE}/persistentvolumeclaims", {"storage": "1Gi"}
         mode = {"volumeMode": source.get("volumeMode", "Filesystem"), "accessModes": ["ReadWriteOnce"]}
         spec = {**mode, "storageClassName": "", "volumeName": name, "resources": {"requests": size}}
@@ -197,11 +197,11 @@ async def test_a_pod_has_all_of_its_cluster_and_sees_it_change(
     directory = site.root / "pods" / made["metadata"]["uid"] / "volumes"
     shown_file = directory / "kubernetes.io~empty-dir/out/shown"
     await eventually(shown_file.exists)
-    told = shown_file.read_text()
+    output = shown_file.read_text()
     for words in ("of a file|secret 1", "map 1\nsecret 1\n", "on the host", "block special file\n2\n"):
-        assert words in told
-    assert "20000\t30000" in told
-    assert "4242" in told.splitlines()[-1].split()
+        assert words in output
+    assert "20000\t30000" in output
+    assert "4242" in output.splitlines()[-1].split()
 
     files = directory / "kubernetes.io~projected/all"
     token = (files / "token").read_text()
@@ -235,7 +235,7 @@ RETRY = "[ -e /out/once ] || { touch /out/once; exit 42; }; "
 
 
 def host_paths(directory: Path) -> dict[str, Object]:
-    """One of each type, by the name that it is mounted as."""
+    """Create a file of each type below `directory`, and return a hostPath source for each, by its name."""
     (directory / "there").mkdir(parents=True)
     (directory / "file").write_text("")
     os.mknod(directory / "socket", stat.S_IFSOCK | 0o600)
@@ -292,14 +292,14 @@ async def test_a_pod_has_each_kind_of_volume_of_its_node(site: Site, tmp_path: P
     directory = site.root / "pods" / made["metadata"]["uid"] / "volumes/kubernetes.io~empty-dir/out"
     followed = directory / "followed"
     await eventually((directory / "shown").exists)
-    told = (directory / "shown").read_text()
-    assert told.split()[1] == str(8 << 10), told
-    assert "440 77\n" in told
+    output = (directory / "shown").read_text()
+    assert output.split()[1] == str(8 << 10), output
+    assert "440 77\n" in output
     kinds = ["directory", "directory", "directory", "regular empty file", "regular empty file"]
     kinds += ["socket", "character special file", "block special file"]
     for name, kind in zip(hosts, kinds, strict=True):
-        assert f"/host/{name} {kind}\n" in told
-    assert "\n1|7|n1|10.0.0.1\n" in told
+        assert f"/host/{name} {kind}\n" in output
+    assert "\n1|7|n1|10.0.0.1\n" in output
     await site.admin.patch(f"{NAMESPACE}/secrets/own", {"data": {"secret": encoded("2")}}, Object)
     await eventually(lambda: followed.exists() and followed.read_text() == "2")
 
@@ -357,7 +357,7 @@ async def test_an_unavailable_object_is_reported(
     name = request.node.callspec.id
     mounts = [{"name": volume["name"], "mountPath": "/v"} for volume in spec.get("volumes", ())]
     await site.run(name, containers=[container(volumeMounts=mounts)], **spec)
-    assert words in await site.told(name, reason)
+    assert words in await site.event_message(name, reason)
     await site.admin.delete(f"{NAMESPACE}/pods/{name}", {"gracePeriodSeconds": 0})
 
 
@@ -374,7 +374,7 @@ async def test_a_variable_that_is_missing_holds_its_container_up(site: Site) -> 
         )
 
     await site.when("env", waits)
-    assert await site.told("env", "Failed") == 'Error: secret "no" not found'
+    assert await site.event_message("env", "Failed") == 'Error: secret "no" not found'
     await site.create(f"{NAMESPACE}/secrets", "no", data={"k": encoded("1")})
     await site.ready("env")
     await site.admin.delete(f"{NAMESPACE}/pods/env", {"gracePeriodSeconds": 0})

@@ -24,7 +24,7 @@ ZONE = "topology.sample.csi.example.com/zone"
 
 
 async def make(scene: Scene, path: str, value: Object) -> Object:
-    """Anew, and with its status."""
+    """Create an object and, if `value` has one, set its status. Return the object."""
     made = await scene.plane.admin.create(path, value, Object)
     if "status" in value:
         status = {"status": value["status"]}
@@ -33,7 +33,7 @@ async def make(scene: Scene, path: str, value: Object) -> Object:
 
 
 async def make_claim(scene: Scene) -> None:
-    """Bound to a volume `pv`, as a control plane binds it."""
+    """Create a claim that is bound to the volume `pv`, as a control plane binds it."""
     amount, modes = {"storage": "1Gi"}, ["ReadWriteOnce"]
     wanted = {"accessModes": modes, "resources": {"requests": amount}, "storageClassName": ""}
     wanted |= {"volumeName": "pv"}
@@ -47,7 +47,7 @@ async def make_claim(scene: Scene) -> None:
 
 
 async def attach(scene: Scene) -> None:
-    """What the attach-detach controller and the driver's attacher do."""
+    """Attach the volume to the node as the attach-detach controller and the driver's attacher do."""
     name = attachment_name("h1", DRIVER, "n1")
     source = {"attacher": DRIVER, "nodeName": "n1", "source": {"persistentVolumeName": "pv"}}
     status = {"attached": True, "attachmentMetadata": {"device": "/dev/x"}}
@@ -59,7 +59,7 @@ async def attach(scene: Scene) -> None:
 
 
 async def grow(scene: Scene) -> None:
-    """What the resizer does: the volume has more room, and the node is to make use of it."""
+    """Expand the volume as the resizer does, and leave the expansion of its file system to the node."""
     admin, amount = scene.plane.admin, {"storage": "2Gi"}
     await admin.patch(f"{CORE}/persistentvolumes/pv", {"spec": {"capacity": amount}}, Object)
     pending = {"type": "FileSystemResizePending", "status": "True"}

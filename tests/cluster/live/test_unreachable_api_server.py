@@ -16,7 +16,7 @@ from tests.waiting import eventually
 
 
 class Probed:
-    """An HTTP server that is asked by probes, and answers as it is told."""
+    """Answer HTTP probes with 200 while `good` is set, else with 503."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -38,7 +38,7 @@ async def probed() -> AsyncIterator[Probed]:
 
 
 def phase(scene: Scene, name: str) -> str:
-    """As the node itself knows it."""
+    """Return the phase of a pod as the node knows it, or "" for a pod that it does not have."""
     assert scene.node is not None
     return next((p.status.phase for p in scene.node.pods() if p.metadata.name == name), "")
 
@@ -50,7 +50,7 @@ async def test_pods_probes_and_manifests_go_on_while_the_server_is_away(scene: S
     leaves = scene.write("leaves", {"containers": [container()]})
     before = {name: await scene.when(name, is_ready) for name in ("probed", "ended", "leaves-n1")}
     node = scene.node
-    await scene.plane.go()
+    await scene.plane.stop_server()
     probed.good = False
     held = scene.runtime.service.records.containers.values()
     (first,) = (c for c in held if c.sandbox.config.metadata.uid == ended["metadata"]["uid"])
@@ -60,7 +60,7 @@ async def test_pods_probes_and_manifests_go_on_while_the_server_is_away(scene: S
     starts = scene.starts()
     await eventually(lambda: scene.starts() == starts + 2, every=0.1)
     await eventually(lambda: phase(scene, "comes-n1") == "Running" and not phase(scene, "leaves-n1"))
-    await scene.plane.come()
+    await scene.plane.start_server()
     await scene.when("ended", lambda pod: pod["status"]["containerStatuses"][0]["restartCount"] == 1)
     unready = await scene.when("probed", lambda pod: not is_ready(pod))
     assert conditions(unready)["Ready"]["reason"] == "ContainersNotReady"

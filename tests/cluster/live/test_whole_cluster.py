@@ -31,7 +31,8 @@ REPLICAS, MANY = 12, 60
 
 
 class Agent(AgentProcess):
-    """It starts with `bootstrap`, a kubeconfig of a user who may ask for a certificate by `token`."""
+    """Run an agent as the node `worker`. Its kubeconfig `bootstrap` is of a user who may request a
+    certificate with `token`."""
 
     def __init__(
         self, directory: Path, bootstrap: Path, token: str, authority: Authority, socket: Path
@@ -52,7 +53,8 @@ class Agent(AgentProcess):
 
 
 def _bootstrap(directory: Path, kubeconfig: Path, token: str, authority: Authority) -> Path:
-    """The same kubeconfig with its token and certificate in files beside it."""
+    """Write a copy of `kubeconfig` that reads its token and its CA certificate from files; return its
+    path."""
     written = directory / "bootstrap" / "bootstrap.conf"
     written.parent.mkdir()
     written.with_name("token").write_text(f"{token}\n")
@@ -83,7 +85,7 @@ async def agent_of_test_server(
 
 
 async def allow(admin: ApiClient, role: str) -> None:
-    """To those who join."""
+    """Bind a cluster role to the group of bootstrapping nodes."""
     group = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:bootstrappers"}
     binding = {
         "metadata": {"name": role.rpartition(":")[2]},
