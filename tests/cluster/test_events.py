@@ -20,45 +20,45 @@ from tests.cluster.control_plane import ControlPlane
 from tests.waiting import eventually
 
 
-def said(reason="Started", message="m", at=1000.0, pod="ns/p", container=""):
+def make_event(reason="Started", message="m", at=1000.0, pod="ns/p", container=""):
     return Event("Normal", reason, message, at, pod, "uid", container)
 
 
 def test_the_same_words_are_counted_up():
     series = EventSeries()
-    first = series.next(said(), "a")
-    second = series.next(said(at=1010.0), "b")
+    first = series.next(make_event(), "a")
+    second = series.next(make_event(at=1010.0), "b")
     assert (first.name, first.count, first.first) == ("a", 1, 1000.0)
     assert (second.name, second.count, second.first) == ("a", 2, 1000.0)
-    assert series.next(said(container="c"), "c").count == 1
-    assert series.next(said(pod="ns/q"), "d").name == "d"
+    assert series.next(make_event(container="c"), "c").count == 1
+    assert series.next(make_event(pod="ns/q"), "d").name == "d"
 
 
 def test_many_messages_of_one_reason_are_combined():
     series = EventSeries()
-    shown = [series.next(said(message=f"m{i}", at=1000.0 + i), f"n{i}") for i in range(SIMILAR + 3)]
+    shown = [series.next(make_event(message=f"m{i}", at=1000.0 + i), f"n{i}") for i in range(SIMILAR + 3)]
     assert [each.count for each in shown] == [1] * SIMILAR + [2, 3, 4]
     assert shown[-1].name == f"n{SIMILAR - 1}"
     assert shown[-1].event.message == f"(combined from similar events): m{SIMILAR + 2}"
-    later = series.next(said(message="new", at=5000.0), "x")
+    later = series.next(make_event(message="new", at=5000.0), "x")
     assert (later.count, later.event.message) == (1, "new")
 
 
 def test_events_of_one_object_are_limited_and_others_unaffected():
     series = EventSeries()
-    shown = [series.next(said(reason=f"R{i}"), f"n{i}") for i in range(BURST + 5)]
+    shown = [series.next(make_event(reason=f"R{i}"), f"n{i}") for i in range(BURST + 5)]
     assert sum(each is not None for each in shown) == BURST
-    assert series.next(said(pod="ns/other"), "o") is not None
-    assert series.next(said(reason="Late", at=1301.0), "l") is not None
-    assert series.next(said(reason="Later", at=1301.0), "m") is None
+    assert series.next(make_event(pod="ns/other"), "o") is not None
+    assert series.next(make_event(reason="Late", at=1301.0), "l") is not None
+    assert series.next(make_event(reason="Later", at=1301.0), "m") is None
 
 
 def test_an_event_that_the_server_forgot_is_created_again():
     series = EventSeries()
-    series.next(said(), "a")
-    anew = series.recreated(series.next(said(at=1001.0), "b"), "c")
+    series.next(make_event(), "a")
+    anew = series.recreated(series.next(make_event(at=1001.0), "b"), "c")
     assert (anew.name, anew.count, anew.first) == ("c", 1, 1001.0)
-    assert series.next(said(at=1002.0), "d").name == "c"
+    assert series.next(make_event(at=1002.0), "d").name == "c"
 
 
 @pytest.mark.parametrize("kind", ["containers", "initContainers", "ephemeralContainers"])
@@ -116,7 +116,7 @@ async def test_an_event_that_a_deleted_namespace_refuses_is_no_warning(
     with caplog.at_level(logging.DEBUG, "kubengine.cluster"):
         for number, (writers_client, pod) in enumerate(refused, start=1):
             writer = EventWriter(writers_client, "n1", TokenBucket(1000.0, 1000))
-            writer.take(said(pod=pod))
+            writer.take(make_event(pod=pod))
             running = asyncio.create_task(writer.run())
             await eventually(partial(has_lost, number))
             running.cancel()

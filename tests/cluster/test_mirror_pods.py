@@ -48,14 +48,14 @@ class World:
     def there(self) -> list[Pod]:
         return [as_pod(value) for value in self.server.list(PODS)]
 
-    def one(self) -> Pod:
+    def only_mirror(self) -> Pod:
         (mirror,) = self.there()
         return mirror
 
     def hashes(self) -> list[str]:
         return [mirror.annotations[MIRROR_ANNOTATION] for mirror in self.there()]
 
-    def asked(self, method: str) -> int:
+    def requests(self, method: str) -> int:
         return sum(r.method == method and PODS in r.path for r in self.server.requests)
 
 
@@ -101,16 +101,16 @@ async def test_nothing_is_done_before_manifests_and_server_are_known(world: Worl
     assert world.mirrors.uid_of(static()) == ""
     steps[1]()
     await eventually(lambda: world.hashes() == ["h1"])
-    world.mirrors.changed(world.one())
-    assert world.mirrors.uid_of(static()) == world.one().uid
-    assert world.mirrors.static_pod_of(world.one()) is not None
+    world.mirrors.changed(world.only_mirror())
+    assert world.mirrors.uid_of(static()) == world.only_mirror().uid
+    assert world.mirrors.static_pod_of(world.only_mirror()) is not None
 
 
 async def test_a_deleted_mirror_pod_is_created_again(world: World):
     world.mirrors.set_static_pods({static().full_name: static()})
     world.mirrors.replaced([])
     await eventually(lambda: world.hashes() == ["h1"])
-    before = world.one()
+    before = world.only_mirror()
     world.mirrors.changed(before)
     world.server.delete(f"{PODS}/web-n1", grace=0)
     world.mirrors.deleted(before)
@@ -123,17 +123,17 @@ async def test_one_of_another_hash_is_replaced_and_one_without_a_pod_taken_away(
     world.mirrors.set_static_pods({static().full_name: static(digest="h2")})
     world.mirrors.replaced(world.there())
     await eventually(lambda: world.hashes() == ["h2"])
-    assert world.one().metadata.name == "web-n1"
+    assert world.only_mirror().metadata.name == "web-n1"
 
 
 async def test_a_namesake_of_another_uid_is_not_deleted(world: World):
     world.server.create(f"{PODS}/web-n1", mirror_of(static(digest="old"), "n1", "node-uid"))
-    old = world.one()
+    old = world.only_mirror()
     world.server.delete(f"{PODS}/web-n1", grace=0)
     world.server.create(f"{PODS}/web-n1", mirror_of(static(digest="other"), "n1", "node-uid"))
     world.mirrors.replaced([old])
     world.mirrors.set_static_pods({})
-    await eventually(lambda: world.asked("DELETE") == 1 and not world.mirrors._tasks)
+    await eventually(lambda: world.requests("DELETE") == 1 and not world.mirrors._tasks)
     assert world.hashes() == ["other"]
 
 
@@ -158,4 +158,4 @@ async def test_a_mirror_deleted_before_its_creation_is_answered_is_created_again
         return made
 
     client.create = slow  # type: ignore[method-assign,assignment]
-    await eventually(lambda: world.asked("POST") == 2 and world.hashes() == ["h1"])
+    await eventually(lambda: world.requests("POST") == 2 and world.hashes() == ["h1"])

@@ -98,14 +98,14 @@ async def test_news_that_a_listener_failed_at_is_delivered_again(
     faults = {kind: OSError(5, f"not {kind}") for kind in kinds}
 
     def failing_once(kind: str) -> Callable[[Any], None]:
-        hears = getattr(follower.watch.handler, kind)
+        deliver_to_handler = getattr(follower.watch.handler, kind)
 
-        def hear(told: Any) -> None:
+        def deliver(update: Any) -> None:
             if kind in faults:
                 raise faults.pop(kind)
-            hears(told)
+            deliver_to_handler(update)
 
-        return hear
+        return deliver
 
     follower.watch.handler = WatchHandler(*(failing_once(kind) for kind in kinds))
 
