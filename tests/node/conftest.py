@@ -41,7 +41,7 @@ async def joined(tmp_path: Path, hollow: HollowRuntime, cluster: Cluster) -> Asy
 
 @pytest.fixture
 async def device(tmp_path: Path, joined: Joined) -> AsyncIterator[Path]:
-    """An empty disk, until the node has ended."""
+    """Yield an empty disk. End the node and unmount its volumes afterwards."""
     with disk(tmp_path / "disk") as device:
         yield device
         await joined.close()

@@ -47,7 +47,7 @@ WHOLE = bool(os.environ.get("KUBENGINE_EVERY_FAULT"))
 
 @dataclass
 class FileFault:
-    """Fails the `at`-th operation on a file with `error`; counts and fails none where `at` is 0.
+    """Fail the `at`-th operation on a file with `error`, and count all operations; with `at` 0, fail none.
 
     `places` are where the operations came from: file and line of the engine, and what was done.
     """
@@ -57,7 +57,7 @@ class FileFault:
     places: list[str] = field(default_factory=list)
 
     def meet(self, operation: str, path: object = None) -> None:
-        """Raises `OSError` when it is time."""
+        """Count an operation of the engine, and raise `OSError` if it is the `at`-th."""
         place = _place()
         if not place:
             return
@@ -72,7 +72,7 @@ class FileFault:
 
 
 def in_turn(operations: Iterable[int]) -> list[FileFault]:
-    """One fault for each operation, of this and that kind."""
+    """Return one fault for each operation, with the kinds of errors in rotation."""
     kinds = cycle((*ERRORS, PARTIAL))
     return [FileFault(at, error) for at, error in zip(operations, kinds, strict=False)]
 
@@ -98,7 +98,7 @@ def _of_the_program(path: object) -> bool:
 
 
 def _place() -> str:
-    """Where the engine is, empty where only the test is at work."""
+    """Return the file and line of the engine in the current stack, or "" if only a test is in it."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and not frame.f_code.co_filename.startswith(ENGINE):
         frame = frame.f_back
@@ -106,7 +106,8 @@ def _place() -> str:
 
 
 class SyncingOs:
-    """`os` for the writers of files: their syncs, which no audit hook hears of, may fail as well."""
+    """Replace `os` in the modules that write files, so that syncs, which raise no audit event, may fail
+    too."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(os, name)
@@ -130,7 +131,8 @@ class SyncingOs:
 
 
 class FailingLibc:
-    """The C library of a module that calls it by itself, which no audit hook hears of either."""
+    """Replace the C library of a module that calls it directly, so that these calls, which raise no audit
+    event, may fail too."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -159,7 +161,7 @@ def _listen() -> None:
 
 @contextmanager
 def file_faults() -> Iterator[None]:
-    """While this lasts, contexts with a `current` fault meet it."""
+    """Let the operations of contexts with a `current` fault fail while this is entered."""
     _listen()
     with pytest.MonkeyPatch.context() as patch:
         for writer in (files, record_store):
@@ -173,9 +175,9 @@ KINDS = ("unavailable", "deadline", "refused", "not found", "undecodable", "hang
 
 
 class FailingService:
-    """A CRI service whose method `method` fails the `at`-th time as `kind` says, and only then.
+    """Wrap a CRI service whose `method` fails the `at`-th time as `kind` says, and only then.
 
-    `calls` counts what was called.
+    `calls` counts the calls of each method.
     """
 
     def __init__(self, service: object, calls: dict[str, int], method: str, at: int, kind: str) -> None:

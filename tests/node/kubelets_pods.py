@@ -26,7 +26,7 @@ async def leave_pod(
     attempt: int = 0,
     cgroup_parent: str = "",
 ) -> tuple[str, list[str]]:
-    """Runs a pod of the default namespace; its sandbox and containers."""
+    """Run a pod of the default namespace; return the ids of its sandbox and its containers."""
     identity = {labels.POD_NAME: name, labels.POD_NAMESPACE: "default", labels.POD_UID: uid}
     directory = logs / f"default_{name}_{uid}"
     directory.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ async def leave_pod(
 def container_config(
     name: str = "c", image: str = "busybox:1", hash: str = "", **extra: str
 ) -> cri.ContainerConfig:
-    """As a kubelet configures a container; `extra` are annotations."""
+    """Return a container's configuration as a kubelet sends it; `extra` are annotations."""
     return cri.ContainerConfig(
         metadata=cri.ContainerMetadata(name=name),
         image=cri.ImageSpec(image=image, user_specified_image=image),

@@ -43,14 +43,14 @@ CPUS, MEMORY = 4, 8 << 30
 EPOCH = 1_750_000_000.0
 STOP_SECONDS = 1.5
 SEPARATE_STEPS = 40_000
-"""More steps than that without a pause mean that something spins."""
+"""Limit of steps without a timer; more mean that a task spins."""
 
 FACTS = "model/facts"
-"""Annotation of a pod: what it was asked with, as the world checks it."""
+"""Annotation of a pod with what its manifest requests, which the world checks."""
 
 
 class StepLoop(asyncio.SelectorEventLoop):
-    """A loop that is run one step at a time. `clock` outlives it; work for threads is done at once."""
+    """Run an event loop one step at a time. `clock` outlives it; work for threads runs at once."""
 
     def __init__(self, clock: list[float]) -> None:
         self.clock = clock
@@ -73,7 +73,7 @@ class StepLoop(asyncio.SelectorEventLoop):
         self.run_forever()
 
     def next_time(self) -> float | None:
-        """None where something can go on now, else when the next timer is due (infinity: none)."""
+        """Return None if something can go on now, else when the next timer is due (infinity without one)."""
         if self._ready:  # type: ignore[attr-defined]
             return None
         scheduled = self._scheduled  # type: ignore[attr-defined]
@@ -81,7 +81,8 @@ class StepLoop(asyncio.SelectorEventLoop):
 
 
 class DirectRuntime(RuntimeClient):
-    """The node's client; a call suspends before and after its effect, and is lost while the runtime is."""
+    """Call the runtime without a socket. A call suspends before and after its effect, and fails while the
+    runtime is down."""
 
     world: World
 
@@ -125,7 +126,7 @@ class DirectRuntime(RuntimeClient):
 
 
 class DirectEndpoint:
-    """The device manager's end of the plugin."""
+    """Serve the plugin of the world to the device manager without a socket."""
 
     world: World
 
@@ -168,15 +169,15 @@ def _claimed(manager: DeviceManager) -> None:
 
 
 async def _served() -> None:
-    """Stands in for sockets, to which nothing connects here."""
+    """Replace the start and stop of servers, to which nothing connects here."""
 
 
 class World:
-    """Manifests, a runtime, a plugin (`devices`: how many it has, None without one) and at most one agent.
+    """Hold manifests, a runtime, a plugin (`devices`: their number, None without it) and at most one agent.
 
-    `faults` tells what must never happen: a device in two containers that run, more on the node than fits,
-    an entry lost from the checkpoint, or not there yet, a pod that had ended and
-    runs again, a container that is taken away before it was stopped.
+    `faults` collects what must never happen: a device in two running containers, more on the node than fits,
+    a running container whose devices are not in the checkpoint, a pod that runs again after its end,
+    and a container that is removed while it runs.
     """
 
     def __init__(self) -> None:
@@ -236,14 +237,15 @@ class World:
         return watched
 
     def _time_ns(self) -> int:
-        """Each a little later, as on a machine."""
+        """Return the time in ns, and advance the clock by 1 µs, so that no two times are equal."""
         self.clock[0] += 1e-6
         return int((EPOCH + self.clock[0]) * 1e9)
 
     # Manifests
 
     def write(self, name: str, **facts: Any) -> None:
-        """`facts`: cpu (milli), memory (bytes), gpus, port (0: none), never (restarts), critical."""
+        """Write a pod's manifest. `facts`: cpu (milli), memory (bytes), gpus, port (0: none), never
+        (restarts), critical."""
         self.tries += 1
         amounts = {"cpu": f"{facts['cpu']}m", "memory": str(facts["memory"])}
         if facts["gpus"]:
@@ -276,8 +278,8 @@ class World:
     def delete(self, name: str) -> None:
         (self.manifests / f"{name}.json").unlink()
 
-    def forget_what_was_accepted(self) -> None:
-        """As if a kubelet had left the pods."""
+    def remove_accepted_records(self) -> None:
+        """Remove the records of accepted pods, as if a kubelet had left the pods."""
         records.remove(self.directory / "root", ACCEPTED)
 
     # Agents
@@ -313,13 +315,13 @@ class World:
             await node.components["devices"].connect(GPU, self.directory / "gpu.sock")  # type: ignore[attr-defined]
 
     def agent_dies(self) -> None:
-        """Wherever it is, without a last word; the kernel takes back its lock and its watches."""
+        """Kill the agent wherever it is; the kernel releases its lock and its watches."""
         if self.node is None or self.loop is None:
             return
         if self.node._lock is not None:
             os.close(self.node._lock)
             self.node._lock = None
-        self._see_ends()
+        self._remember_preempted()
         for watch in self._watches:
             self.loop.remove_reader(watch._fd)
             os.close(watch._fd)
@@ -345,7 +347,7 @@ class World:
         self.listeners.clear()
 
     def plugin_lists(self, count: int) -> None:
-        """The plugin that is there has other devices now."""
+        """Let the registered plugin list `count` devices from now on."""
         self.devices = count
         for lists in self.listeners:
             lists.put_nowait(count)
@@ -374,24 +376,24 @@ class World:
     # Time
 
     def steps(self, count: int) -> None:
-        """So many steps at most, without any time passing."""
+        """Run at most `count` steps of the loop without letting time pass."""
         for _ in range(count):
             if self.loop is None:
                 return
             self.loop.step()
 
     def pass_time(self, seconds: float) -> None:
-        """All that can happen happens, and so do all timers of that time."""
+        """Run all that can run, and all timers that are due within `seconds`."""
         until = self.clock[0] + seconds
         budget = SEPARATE_STEPS
         while self.loop is not None:
             self.loop.step()
             budget -= 1
-            assert budget, "something spins"
+            assert budget, "a task spins"
             due = self.loop.next_time()
             if due is None:
                 continue
-            self.loop.step()  # what the kernel tells, if it does
+            self.loop.step()  # read the events of the kernel, if it has any
             due = self.loop.next_time()
             if due is None:
                 continue
@@ -400,13 +402,13 @@ class World:
             self.clock[0] = max(self.clock[0], due)
         self.clock[0] = max(self.clock[0], until)
 
-    # What must never be
+    # What must never happen
 
     def _check_start(self, started: RuntimeContainer) -> None:
         running = [*self.running(), started]
         held = [id for container in running for id in _gpus(container)]
         if len(held) != len(set(held)):
-            self.faults.append(f"given twice: {sorted(held)}")
+            self.faults.append(f"device in two containers: {sorted(held)}")
         self.most = max(self.most, len(held))
         facts = [_facts(container) for container in running]
         for amount, limit in (("cpu", 1000 * CPUS), ("memory", MEMORY)):
@@ -414,12 +416,12 @@ class World:
                 self.faults.append(f"too much {amount}: {[each[amount] for each in facts]}")
         ports = [each["port"] for each in facts if each["port"]]
         if len(ports) != len(set(ports)):
-            self.faults.append(f"port given twice: {ports}")
+            self.faults.append(f"port of two pods: {ports}")
         names = [container.sandbox.config.metadata.name for container in running]
         if len(names) != len(set(names)):
             self.faults.append(f"two pods of one name: {names}")
         if len(_gpus(started)) != _facts(started)["gpus"]:
-            self.faults.append(f"it asked for {_facts(started)['gpus']}, has {_gpus(started)}")
+            self.faults.append(f"it requests {_facts(started)['gpus']} devices, has {_gpus(started)}")
         self._check_kept([started])
         uid, name = started.sandbox.config.metadata.uid, started.sandbox.config.metadata.name
         for earlier in self.runtime.service.records.containers.values():
@@ -430,16 +432,16 @@ class World:
             self.faults.append(f"{name} was ended for good and runs again")
 
     def check_call(self, request: Any) -> None:
-        """What runs is stopped before it is taken away."""
+        """Record a fault if a request removes a container that still runs."""
         if isinstance(request, cri.RemoveContainerRequest):
             container = self.runtime.service.records.containers.get(request.container_id)
             if container is not None and container.state == RUNNING:
-                self.faults.append(f"{container.sandbox.config.metadata.name} was taken away while it ran")
+                self.faults.append(f"{container.sandbox.config.metadata.name} was removed while it ran")
 
     def check(self) -> None:
-        """Raises AssertionError for a fault so far."""
+        """Raise AssertionError if anything that must never happen has happened so far."""
         self._check_kept(self.running())
-        self._see_ends()
+        self._remember_preempted()
         assert not self.faults, self.faults
 
     def _check_kept(self, containers: list[RuntimeContainer]) -> None:
@@ -453,13 +455,13 @@ class World:
             if not set(_gpus(container)) <= kept.get(uid, set()):
                 self.faults.append(f"lost from the checkpoint: {uid}: {_gpus(container)}, it has {kept}")
 
-    def _see_ends(self) -> None:
-        """Return the pods that the node has ended for good and reported as ended."""
+    def _remember_preempted(self) -> None:
+        """Remember the pods that the node has preempted; they must never run again."""
         pods = self.node.pods() if self.node is not None else ()
         self._ended |= {pod.uid for pod in pods if pod.status.reason == PREEMPTING}
 
     def check_settled(self) -> None:
-        """Where nothing is missing and nothing has to be waited for: pods run, have ended or are rejected."""
+        """Check a world in which nothing is missing or awaited: pods run, have ended or are rejected."""
         assert self.node is not None
         assert self.starting is not None
         self.starting.result()
@@ -478,7 +480,7 @@ class World:
         assert runs == {pod.uid for pod in shown.values() if pod.status.phase == "Running"}
 
     def _check_rejected(self, pod: Pod) -> None:
-        """Who is turned away does not fit, whatever came first."""
+        """Check that a rejected pod does not fit beside those that run."""
         wanted = json.loads(pod.metadata.annotations[FACTS])
         facts = [_facts(container) for container in self.running()]
         room = {"cpu": 1000 * CPUS, "memory": MEMORY, "gpus": self.devices or 0}
@@ -511,8 +513,8 @@ def _facts(container: RuntimeContainer) -> dict[str, Any]:
 
 
 def _gpus(container: RuntimeContainer) -> list[str]:
-    told = {e.key: e.value.decode() for e in container.config.envs}.get("GPUS", "")
-    return told.split(",") if told else []
+    devices = {e.key: e.value.decode() for e in container.config.envs}.get("GPUS", "")
+    return devices.split(",") if devices else []
 
 
 @contextlib.contextmanager

@@ -35,7 +35,8 @@ OF_CGROUPS = ("/metrics/cadvisor", "/metrics/resource")
 async def shown_series(
     joined: Joined, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, dict[str, str]]:
-    """Each name with its type: of a node, of a busy one's cgroups, of a claim and of a storage driver."""
+    """Return, by page, the name and type of each series: of a node, a busy node's cgroups, a claim and a
+    storage driver."""
     node = await _node_with_certificates(joined, monkeypatch)
     found = {page: _announced(await _text(Routes(node), page)) for page in PAGES}
     busy = Routes(BusyView(tree=tree))

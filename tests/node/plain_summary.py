@@ -102,8 +102,8 @@ def _lay_over(entry: Entry, used: UsedPod, usage: NodeUsage) -> None:
 
 
 def _add_files(entry: Entry, files: PodFiles, of_drivers: Sequence[Entry]) -> None:
-    """Logs of containers, volumes, and what of both, of the writable layers and the pod's hosts counts as
-    ephemeral."""
+    """Add logs and volumes to a pod's entry. Its ephemeral storage counts its hosts file, logs, writable
+    layers and ephemeral volumes."""
     used, inodes = files.hosts
     for container in entry["containers"]:
         logs = files.logs.get(container["name"])

@@ -17,7 +17,7 @@ from tests.node_rig import Rig
 
 
 class Answering(RuntimeClient):
-    """Answers RuntimeConfig as a runtime of another version does."""
+    """Answer RuntimeConfig with `answer`; None stands for a runtime without that method."""
 
     def __init__(self, answer: cri.RuntimeConfigResponse | None) -> None:
         super().__init__("/run/none.sock")

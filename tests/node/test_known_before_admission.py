@@ -46,7 +46,7 @@ KINDS = [
 
 @pytest.fixture
 async def rig() -> AsyncIterator[DeviceRig]:
-    """A node with two devices on which any pod of `KINDS` has no place for a second one."""
+    """Yield a started node with two devices on which no two pods of a kind in `KINDS` fit."""
     with tempfile.TemporaryDirectory(prefix="kt-") as short:
         async with HollowRuntime(Path(short) / "cri.sock") as runtime:
             rig = DeviceRig(Path(short), runtime)
@@ -107,13 +107,13 @@ async def test_devices_stay_allocated_until_a_pod_without_manifest_has_stopped(r
     seen: list[list[str]] = []
     stop = rig.runtime.backend.stop_container
 
-    async def look(stopped: object, grace: float) -> None:
+    async def stop_and_record(stopped: object, grace: float) -> None:
         await rig.listed()
         await stop(stopped, grace)
         entries = decode((rig.plugin_dir / FILE_NAME).read_bytes()).pod_device_entries or ()
         seen.append(sorted(id for entry in entries if entry.pod_uid == uid for id in entry.devices))
 
-    rig.runtime.backend.stop_container = look
+    rig.runtime.backend.stop_container = stop_and_record
     await rig.start()
     await eventually(lambda: rig.running("a"))
     assert seen == [held]

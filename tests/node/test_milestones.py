@@ -35,7 +35,8 @@ def shown() -> list[Entrance]:
 
 @contextmanager
 def entrances() -> Iterator[list[Entrance]]:
-    """Every function of the package that is called meanwhile, in each thread, in order."""
+    """Yield a list that records each call of a function of the engine, in any thread: file and name, in
+    order."""
     seen: list[Entrance] = []
     prefix = f"{ROOT}/"
 

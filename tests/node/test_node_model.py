@@ -68,7 +68,7 @@ class TakingIn(RuleBasedStateMachine):
     @precondition(lambda self: self.world.node is None)
     @rule()
     def what_was_accepted_is_lost(self):
-        self.world.forget_what_was_accepted()
+        self.world.remove_accepted_records()
 
     @precondition(lambda self: self.world.devices is not None)
     @rule(steps=STEPS)

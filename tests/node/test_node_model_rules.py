@@ -94,7 +94,7 @@ def restart_without_a_manifest(world: World) -> None:
 def restart_after_a_kubelet(world: World) -> None:
     runs(world, "m", **LARGE)
     world.agent_dies()
-    world.forget_what_was_accepted()
+    world.remove_accepted_records()
     world.delete("m")
     world.write("a", **LARGE)
     world.start_agent()
@@ -242,7 +242,7 @@ CAUGHT: list[tuple[Callable[[Patch], None], Callable[[World], None]]] = [
 ]
 
 
-def tell(story: Callable[[World], None]) -> None:
+def play(story: Callable[[World], None]) -> None:
     with closing(World()) as world:
         world.plugin_comes(3)
         world.start_agent()
@@ -252,7 +252,7 @@ def tell(story: Callable[[World], None]) -> None:
 
 @pytest.mark.parametrize("story", STORIES)
 def test_the_story_holds(story: Callable[[World], None]) -> None:
-    tell(story)
+    play(story)
 
 
 @pytest.mark.parametrize(("rule_off", "story"), CAUGHT)
@@ -261,4 +261,4 @@ def test_the_model_catches(
 ) -> None:
     rule_off(monkeypatch)
     with pytest.raises(AssertionError):
-        tell(story)
+        play(story)

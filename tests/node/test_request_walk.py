@@ -30,7 +30,7 @@ _users = count(1)
 
 
 class FaultedMember(MembersLife):
-    """Its agent is a user of its own, whose `nth` request of a sort (method, path) fails as `kind` says."""
+    """Live as a user of its own, whose `nth` request of a sort (method, path) fails as `kind` says."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ EVERY = 1_000_000
 
 
 class Receiver(services.TraceServiceServicer):
-    """Keeps the spans that it receives: name, span id, parent's id, trace id, attributes, status."""
+    """Receive spans by OTLP, and keep them and their resources' attributes."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []

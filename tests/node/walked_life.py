@@ -1,8 +1,6 @@
-"""A pod's whole life, walked through with one fault in it.
-
-An agent starts, runs two pods, one of them with a device, removes the images that nobody uses, evicts the
-other pod as memory runs short, goes and comes back, and lets the first go.
-"""
+"""A pod's whole life, with one fault in it. An agent starts, runs two pods, one of them with a device,
+removes unused images, evicts the other pod as memory runs short, stops, starts again, and removes the
+first pod."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ MEMORY = 1 << 30
 
 
 class LoneLife(Life):
-    """Of an agent that belongs to no cluster."""
+    """Live as an agent that belongs to no cluster."""
 
     def __init__(self, directory: Path, method: str = "", at: int = 1, kind: str = KINDS[0]) -> None:
         super().__init__(directory, method, at, kind)
@@ -66,7 +64,8 @@ class LoneLife(Life):
         await self.plugin.stop()
 
     def _write_manifests(self) -> None:
-        """Only a pod that is not static is evicted."""
+        """Write two pods. `b` has the source annotation of the API server, because a static pod is not
+        evicted."""
         self.rig.write("a", {"containers": [container(resources={"limits": {GPU: 1}})]})
         self.rig.write("b-n1", {"containers": [container()]}, annotations={SOURCE_ANNOTATION: SOURCE_API})
 
@@ -112,7 +111,7 @@ class LoneLife(Life):
         await self._tried(cast("ContainerGC", components["containers"]).garbage_collect())
 
     async def _tried(self, activity: Awaitable[object]) -> None:
-        """What the agent does by itself every while, and the fault may meet."""
+        """Await what the agent repeats by itself, and record an error, which the fault may cause."""
         try:
             await activity
         except (KubengineError, OSError) as error:
@@ -125,7 +124,7 @@ class LoneLife(Life):
         return amount is not None and amount.value == 2
 
     def devices(self) -> set[str]:
-        """What the containers that run have."""
+        """Return the devices of the containers that run."""
         records = self.runtime.service.records.containers.values()
         variables = [e for c in records if c.state == RUNNING for e in c.config.envs]
         return {e.value.decode() for e in variables if e.key == "EXAMPLE_COM_GPU"}

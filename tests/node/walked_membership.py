@@ -29,7 +29,8 @@ _numbers = count(1)
 
 
 class MembersLife(Life):
-    """Of a node of `cluster` with a name of its own; `prepare_cluster` has made what all of them use."""
+    """Live as a node of `cluster` with a name of its own. `prepare_cluster` has created the objects that
+    all lives share."""
 
     driver: SampleCsiDriver
 
@@ -46,7 +47,7 @@ class MembersLife(Life):
         self.driver = self.csi.new_driver()
         await self.driver.start()
         self.csi.claim(self.claim)
-        self.cluster.server.create(f"{NAMESPACE}/configmaps", self._said("before"))
+        self.cluster.server.create(f"{NAMESPACE}/configmaps", self._config_map("before"))
 
     async def clear(self) -> None:
         await self.csi.close()
@@ -57,7 +58,7 @@ class MembersLife(Life):
         await self._run()
         pod = await self.cluster.ready(self.web)
         await self.cluster.ready(f"static-{self.joined.name}")
-        self.cluster.server.update(f"{NAMESPACE}/configmaps/{self.map}", self._said("after"))
+        self.cluster.server.update(f"{NAMESPACE}/configmaps/{self.map}", self._config_map("after"))
         await eventually(lambda: self._published(pod, "configmap/map/said") == "after")
         resources = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "20m"}}}]}
         await self.cluster.client.patch(f"{PODS}/{self.web}/resize", {"spec": resources}, Object)
@@ -106,7 +107,7 @@ class MembersLife(Life):
             securityContext={"fsGroup": 77},
         )
 
-    def _said(self, text: str) -> Object:
+    def _config_map(self, text: str) -> Object:
         return {"metadata": {"name": self.map}, "data": {"said": text}}
 
     def _published(self, pod: Object, path: str) -> str:
@@ -130,7 +131,7 @@ def _resized(pod: Object | None) -> bool:
 
 
 def prepare_cluster(cluster: Cluster) -> None:
-    """What every life uses."""
+    """Create the objects that all lives share."""
     registry = {"auths": {"registry.example.com": {"username": "u", "password": "p"}}}
     for name, data in (("s", {"k": "v"}), ("registry", {".dockerconfigjson": json.dumps(registry)})):
         kind = "kubernetes.io/dockerconfigjson" if name == "registry" else "Opaque"

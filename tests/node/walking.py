@@ -27,10 +27,8 @@ AT_ONCE = 10
 
 
 class Life:
-    """One agent after another on a hollow runtime of their own, from first start to last end.
-
-    The runtime's `method` fails the `at`-th time as `kind` says.
-    """
+    """Run agents, one after another, on a hollow runtime of their own, from the first start to the last
+    stop. The runtime's `method` fails the `at`-th time as `kind` says."""
 
     rig: Rig
 
@@ -47,15 +45,15 @@ class Life:
 
     @abstractmethod
     async def live(self) -> None:
-        """All of it. Raises AssertionError where something is not right."""
+        """Run the whole life. Raise AssertionError if anything in it is not right."""
 
     @abstractmethod
     async def prepare(self) -> None:
-        """What is there before the agent, and meets no fault."""
+        """Prepare what exists before the agent starts. No fault occurs in it."""
 
     @abstractmethod
     async def clear(self) -> None:
-        """Takes away what `prepare` made."""
+        """Remove what `prepare` created."""
 
     async def whole(self, fault: FileFault | None = None) -> None:
         async with self.runtime:
@@ -121,33 +119,33 @@ async def _report_progress(tasks: Sequence[asyncio.Task[str]]) -> None:
 
 
 async def places_of(lives: Callable[[Path], Life]) -> list[str]:
-    """Of each file operation in a life without a fault."""
+    """Return the place of each file operation in a life without a fault."""
     seen = FileFault()
     assert not await with_file_fault(seen, lives)
     return seen.places
 
 
 async def with_file_fault(fault: FileFault, lives: Callable[[Path], Life]) -> str:
-    """Return the faults of a life in which the `at`-th file operation fails."""
+    """Return what went wrong in a life in which the `at`-th file operation fails, or ""."""
     text = await _lived(lives, ("/", "inotify:"), fault)
     where = fault.places[fault.at - 1] if fault.met else "nowhere"
     return f"operation {fault.at} fails with {fault.error} ({where}): {text}" if text else ""
 
 
 async def with_call_fault(lives: Callable[[Path], Life], what: str) -> str:
-    """What went wrong in a life that has a failing call."""
+    """Return what went wrong in a life with a failing CRI call, or ""."""
     text = await _lived(lives, ("CRI ",))
     return f"{what}: {text}" if text else ""
 
 
 async def with_request_fault(lives: Callable[[Path], Life], what: str) -> str:
-    """What went wrong in a life that has a failing request to the API server."""
+    """Return what went wrong in a life with a failing request to the API server, or ""."""
     text = await _lived(lives, ("127.0.0.1:",))
     return f"{what}: {text}" if text else ""
 
 
 async def _lived(lives: Callable[[Path], Life], things: Sequence[str], fault: FileFault | None = None) -> str:
-    """What went wrong, and errors that name none of the `things`."""
+    """Run a life, and return what went wrong, with the errors that name none of the `things`, or ""."""
     with tempfile.TemporaryDirectory(prefix="ke-") as short:
         life = lives(Path(short))
         try:

@@ -20,7 +20,7 @@ from tests.cluster_rig import Cluster, Joined
 from tests.node.controlplane.test_cluster_volumes import (
     UNABLE,
     claim,
-    here,
+    pod_of_node,
     messages,
     run_with,
     volume,
@@ -254,7 +254,7 @@ async def test_a_container_gets_the_device_of_its_claim(
     (config,) = [c.config for c in hollow.service.records.containers.values()]
     given = [(d.host_path, d.container_path, d.permissions) for d in config.devices]
     assert given == [(str(device), "/dev/data", permissions)]
-    link = joined.root / "pods" / here(joined).uid / "volumeDevices/kubernetes.io~local-volume/pv"
+    link = joined.root / "pods" / pod_of_node(joined).uid / "volumeDevices/kubernetes.io~local-volume/pv"
     assert link.readlink() == device
     await joined.restart()
     await cluster.delete("p")

@@ -44,20 +44,20 @@ def change(cluster: Cluster, kind: str, name: str, data: Object) -> None:
 
 
 async def run_with(cluster: Cluster, source: Object, name: str = "p", **spec: Any) -> None:
-    """A pod that mounts one volume at /v."""
+    """Create a pod that mounts the volume `source` at /v."""
     mounts = [{"name": "v", "mountPath": "/v"}]
     await cluster.run(
         name, containers=[container(volumeMounts=mounts)], volumes=[{"name": "v", **source}], **spec
     )
 
 
-def here(joined: Joined, name: str = "p") -> Pod:
+def pod_of_node(joined: Joined, name: str = "p") -> Pod:
     assert joined.node is not None
     return next(pod for pod in joined.node.pods() if pod.metadata.name == name)
 
 
 def volume(joined: Joined, plugin: str, name: str = "p") -> Path:
-    return joined.root / "pods" / here(joined, name).uid / f"volumes/kubernetes.io~{plugin}/v"
+    return joined.root / "pods" / pod_of_node(joined, name).uid / f"volumes/kubernetes.io~{plugin}/v"
 
 
 def mode(path: Path) -> int:
@@ -318,7 +318,7 @@ async def test_one_watch_for_each_object_while_a_pod_names_it(joined: Joined, cl
 
 
 def watched(cluster: Cluster) -> set[str]:
-    """The secrets that are watched now."""
+    """Return the names of the secrets that have an open watch."""
     return {
         selector.removeprefix("metadata.name=")
         for path, selector in cluster.server.open_watches
@@ -341,7 +341,7 @@ async def test_an_ended_pod_keeps_no_secrets(joined: Joined, cluster: Cluster) -
 
 
 def claim(cluster: Cluster, phase: str = "Bound", uid: str = "", **source: Any) -> None:
-    """A claim and the persistent volume that it is bound to."""
+    """Create a claim and the persistent volume to which it is bound."""
     claims = f"{NAMESPACE}/persistentvolumeclaims"
     made = cluster.server.create(
         claims, {"metadata": {"name": "c"}, "spec": {"volumeName": "pv"}, "status": {"phase": phase}}
@@ -387,7 +387,7 @@ async def test_a_local_volume_is_mounted_shared_and_survives_its_pod(
     await joined.start()
     await run_with(cluster, CLAIMED, securityContext={"fsGroup": 77})
     await cluster.ready("p")
-    path = joined.root / "pods" / here(joined).uid / "volumes/kubernetes.io~local-volume/pv"
+    path = joined.root / "pods" / pod_of_node(joined).uid / "volumes/kubernetes.io~local-volume/pv"
     assert mount_of(hollow).host_path == str(path)
     assert path.samefile(data)
     for file, wanted in ((data, 0o2770), (data / "below", 0o2770), (data / "below/file", 0o660)):

@@ -59,7 +59,8 @@ async def test_three_hundred_pods_of_fifty_secrets_have_fifty_watches_on_one_con
 
 
 async def _secret(references: PodReferences, of: Pod, name: str) -> Secret:
-    """A read waits a second for the first answer; on a slow machine it is asked again."""
+    """Read a secret for a pod. Retry, since a slow machine gives the first answer later than a read waits
+    (1 s)."""
     while True:
         try:
             return await references.secret(of, name)

@@ -24,8 +24,8 @@ from tests.waiting import eventually
 API = {"annotations": {"kubernetes.io/config.source": "api"}}
 
 
-def told(rig, kind, name):
-    """Outcomes of a kind about a pod, in order."""
+def outcomes(rig, kind, name):
+    """Return the outcomes of the decisions of a kind about a pod, in order."""
     assert rig.node is not None
     return [each.outcome for each in rig.node.decisions.after(0) if (each.kind, each.pod) == (kind, name)]
 
@@ -45,7 +45,7 @@ def running(rig, name):
 
 @pytest.fixture
 async def small(tmp_path, hollow):
-    """A node for at most two pods that measures disks often and writes the file of decisions."""
+    """Yield a node for two pods that checks for evictions every 50 ms and writes its decisions to a file."""
     rig = Rig(tmp_path, hollow.socket, max_pods=2, read_only_port=0, healthz_port=0)
     rig.section = KubengineConfiguration(
         eviction=EvictionSection(interval=Duration(0.05)),
@@ -68,7 +68,7 @@ async def test_admission_refusal_restart_and_preemption_are_accounted_for(small,
     assert admitted.inputs["used"] == {"cpu": "0", "memory": "0"}
 
     surplus = small.write("surplus", {"containers": [container()]}, **API)
-    await eventually(lambda: told(small, "admission", "default/surplus"))
+    await eventually(lambda: outcomes(small, "admission", "default/surplus"))
     refused = the(small, "admission", "default/surplus")
     assert (refused.outcome, refused.inputs["pods"]) == ("refused", 2)
     assert refused.reason.startswith("OutOfpods: ")
@@ -77,14 +77,14 @@ async def test_admission_refusal_restart_and_preemption_are_accounted_for(small,
     uid = small.pod("again").uid
     ended = small.node.running.watch.pod(uid).container("c")
     hollow.end_container(ended.id, exit_code=3, reason="Error")
-    await eventually(lambda: told(small, "restart", "default/again-n1"))
+    await eventually(lambda: outcomes(small, "restart", "default/again-n1"))
     restarted = the(small, "restart", "default/again-n1")
     assert (restarted.uid, restarted.container, restarted.reason) == (uid, "c", "Error with exit code 3")
     assert (restarted.inputs["id"], restarted.inputs["attempt"]) == (ended.id, 0)
 
     small.write("important", {"containers": [container()]})
-    await eventually(lambda: told(small, "admission", "default/important-n1"))
-    assert told(small, "admission", "default/important-n1") == ["admitted"]
+    await eventually(lambda: outcomes(small, "admission", "default/important-n1"))
+    assert outcomes(small, "admission", "default/important-n1") == ["admitted"]
     preempted = the(small, "preemption", "default/victim")
     assert (preempted.outcome, preempted.inputs["preemptor"]) == ("preempted", "default/important-n1")
     assert preempted.inputs["short"] == {"pods": 1}
@@ -104,7 +104,7 @@ async def test_a_pod_over_its_own_limit_is_evicted_for_what_it_used(small):
     (pod,) = small.node.pods()
     (scratch,) = (small.root / "pods" / pod.uid).glob("volumes/*/scratch")
     (scratch / "file").write_bytes(bytes(2 << 20))
-    await eventually(lambda: told(small, "eviction", "default/full"), 8)
+    await eventually(lambda: outcomes(small, "eviction", "default/full"), 8)
     evicted = the(small, "eviction", "default/full")
     assert (evicted.outcome, evicted.uid) == ("evicted", pod.uid)
     assert 'EmptyDir volume "scratch" exceeds the limit "1Mi"' in evicted.reason
@@ -117,7 +117,7 @@ async def test_an_eviction_names_the_threshold_and_the_measured_value(tmp_path, 
     await rig.start()
     try:
         rig.write("greedy", {"containers": [burstable()]}, **API)
-        await eventually(lambda: told(rig, "eviction", "default/greedy"))
+        await eventually(lambda: outcomes(rig, "eviction", "default/greedy"))
         evicted = the(rig, "eviction", "default/greedy")
         assert evicted.reason.startswith("The node was low on resource: memory. ")
         inputs = evicted.inputs
@@ -145,23 +145,23 @@ async def test_the_component_shows_what_is_requested(rig):
     await eventually(lambda: rig.phase("a") == rig.phase("b") == "Running")
     uid = rig.pod("b").uid
 
-    async def asked(**query):
+    async def read_decisions(**query):
         got = await Routes(node).answer(Request("GET", "/kubengine/decisions", query))
         return got.status, json.loads(got.body)
 
-    _, whole = await asked()
+    _, whole = await read_decisions()
     assert {each["pod"] for each in whole["decisions"]} == {"default/a-n1", "default/b-n1"}
     for query in ({"pod": "default/b-n1"}, {"pod": "b-n1"}, {"pod": uid}):
-        _, some = await asked(**query)
+        _, some = await read_decisions(**query)
         assert {each["uid"] for each in some["decisions"]} == {uid}
     latest = whole["decisions"][-1]["time"]
-    _, some = await asked(since=repr(latest))
+    _, some = await read_decisions(since=repr(latest))
     assert some["decisions"] == [each for each in whole["decisions"] if each["time"] >= latest]
-    assert await asked(since=repr(latest + 1)) == (200, {"decisions": []})
+    assert await read_decisions(since=repr(latest + 1)) == (200, {"decisions": []})
     for query in ({"since": "yesterday"}, {"since": "nan"}, {"follow": "maybe"}):
-        status, said = await asked(**query)
+        status, answer = await read_decisions(**query)
         assert status == 400
-        assert said["error"].startswith("decisions: ")
+        assert answer["error"].startswith("decisions: ")
 
 
 async def test_the_command_shows_decisions_and_follows_them(rig, hollow):

@@ -157,7 +157,7 @@ def write_programs(tmp_path: Path, *arguments: str, script: str = PROGRAM, **fie
     return config
 
 
-def asked(tmp_path: Path) -> list[str]:
+def requested_images(tmp_path: Path) -> list[str]:
     file = tmp_path / "asked"
     lines = file.read_text().splitlines() if file.exists() else []
     return [json.loads(line)["image"] for line in lines]
@@ -182,10 +182,10 @@ async def test_a_program_is_asked_as_often_as_its_answers_say(
         (credentials,) = await programs.credentials(image)
         assert [c.username for c in keyring([credentials]).lookup(image)] == ["me"]
     assert await programs.credentials("elsewhere.io/a") == [{}]
-    assert asked(tmp_path) == images
+    assert requested_images(tmp_path) == images
     now += 301
     await programs.credentials("r.example.com/a")
-    assert len(asked(tmp_path)) == len(images) + 1
+    assert len(requested_images(tmp_path)) == len(images) + 1
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ async def test_image_records_are_read_again_only_after_a_change(
 
 
 class Registry:
-    """Serves images of registry.example.com to clients with the password."""
+    """Record pulls (image, username). Images of registry.example.com need the password."""
 
     def __init__(self) -> None:
         self.pulls: list[tuple[str, str]] = []

@@ -27,7 +27,7 @@ from tests.waiting import eventually
 
 
 class Registry:
-    """Lets pulls of names that begin with `slow` last until `open` is set, and counts concurrent pulls."""
+    """Hold pulls of names that contain `slow` until `open` is set, and count concurrent pulls."""
 
     def __init__(self, hollow: HollowRuntime) -> None:
         self.open = asyncio.Event()
@@ -63,7 +63,7 @@ def waiting(rig: Rig, name: str) -> Any:
 
 
 def pulled(rig: Rig, name: str) -> tuple[float, float]:
-    """The seconds in a pod's Pulled event: of the pull, and with the time that it waited for its turn."""
+    """Return the seconds in a pod's Pulled event: those of the pull, and those with the wait before it."""
     assert rig.node is not None
     (text,) = (e.message for e in rig.node.recorder if (e.reason, e.pod) == ("Pulled", f"default/{name}-n1"))
     times = r"(\S+) \((\S+) including waiting\)"
@@ -236,7 +236,7 @@ MOUNT = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
 
 
 def image_volumes(rig: Rig) -> tuple[float, ...]:
-    """How many were requested, mounted and refused."""
+    """Return the numbers of image volumes that were requested, mounted and failed."""
     assert rig.node is not None
     counters = (
         rig.node.registry.counter(f"kubelet_image_volume_{name}_total", "")

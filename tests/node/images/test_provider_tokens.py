@@ -48,7 +48,7 @@ class Token:
 
 
 class Accounts:
-    """One service account for all pods, whose tokens name the pod."""
+    """Serve one service account for all pods, with tokens that name the pod."""
 
     def __init__(self, **annotations: str) -> None:
         self.annotations = {name.replace("_", "/"): value for name, value in annotations.items()}
@@ -96,7 +96,7 @@ def programs(directory: Path, password: str = "it", **attributes: Any) -> Creden
     return load_programs(write(directory, password, **attributes), directory / "bin", lambda: 0.0)
 
 
-def asked(directory: Path) -> list[dict[str, Any]]:
+def provider_requests(directory: Path) -> list[dict[str, Any]]:
     file = directory / "asked"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -104,7 +104,7 @@ def asked(directory: Path) -> list[dict[str, Any]]:
 async def test_a_program_gets_the_token_and_the_annotations_that_it_names(tmp_path: Path):
     accounts = Accounts(**{"example.com_role": "puller", "example.com_tenant": "t", "other": "secret"})
     (found,) = await programs(tmp_path).credentials(IMAGE, pod("p1"), accounts)
-    assert asked(tmp_path) == [
+    assert provider_requests(tmp_path) == [
         {
             "apiVersion": VERSION,
             "kind": "CredentialProviderRequest",
@@ -131,7 +131,7 @@ async def test_an_answer_is_good_for_its_account_or_its_token(tmp_path: Path, ca
     accounts.uid = "made again"
     for uid in ("p1", "p2"):
         await found.credentials(IMAGE, pod(uid), accounts)
-    assert len(asked(tmp_path)) == times
+    assert len(provider_requests(tmp_path)) == times
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ async def test_a_pod_that_the_program_is_not_for(
 ):
     found = programs(tmp_path, requireServiceAccount=required)
     assert await found.credentials(IMAGE, of, Accounts()) == answers
-    assert len(asked(tmp_path)) == calls
+    assert len(provider_requests(tmp_path)) == calls
 
 
 async def test_a_static_pod_is_asked_for_without_a_token_where_none_is_required(tmp_path: Path):
     found = programs(tmp_path, requireServiceAccount=False, requiredServiceAccountAnnotationKeys=[])
     (credentials,) = await found.credentials(IMAGE, pod("p", account=""), Accounts())
-    (request,) = asked(tmp_path)
+    (request,) = provider_requests(tmp_path)
     assert "serviceAccountToken" not in request
     (credential,) = credentials.values()
     assert credential.account is None

@@ -37,7 +37,7 @@ def test_limits_that_make_no_sense_are_refused():
 
 
 class Reopened:
-    """Only the one call of the runtime that rotation makes."""
+    """Serve the only call of the runtime that log rotation makes."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.calls = path, 0

@@ -32,12 +32,12 @@ def named(text: str) -> list[str]:
 
 
 def given(page: str) -> set[str]:
-    """What the documents say is given."""
+    """Return the series that the documents list as provided on a page."""
     return set(named(SECTIONS[page].partition("\n| not provided | reason |")[0]))
 
 
 def not_given(page: str) -> list[str]:
-    """Names and patterns of names that stand with a reason."""
+    """Return the names and patterns that the documents list as not provided. Each has a reason."""
     rows = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|$", SECTIONS[page], re.M)
     assert all(reason.strip() for _, reason in rows)
     return [name for names, _ in rows for name in named(names)]

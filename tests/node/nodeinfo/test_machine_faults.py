@@ -32,7 +32,7 @@ WITH_DEVICE = container(resources={"limits": {GPU: 1}})
 
 
 class JoinedDevices(DeviceRig):
-    """A node with devices that belongs to a cluster and has manifests besides."""
+    """Run a node with devices that belongs to a cluster and has manifests as well."""
 
     kubeconfig: Path
 
@@ -41,7 +41,7 @@ class JoinedDevices(DeviceRig):
         return dict(self.node.registry.metrics["kubengine_admission_waits_total"].values)
 
     def outcomes(self, name: str) -> list[str]:
-        """What admissions of a pod came to."""
+        """Return the outcomes of a pod's admissions, in order."""
         assert self.node is not None
         kept = self.node.decisions.after(0)
         return [d.outcome for d in kept if d.kind == "admission" and d.pod == f"default/{name}"]
@@ -71,7 +71,8 @@ def small_disk(place: Path) -> Iterator[None]:
 
 @pytest.fixture
 def full_disk(rig: JoinedDevices) -> Iterator[Path]:
-    """Where the devices of pods are written down; the file that is returned fills it, once it is filled."""
+    """Mount a disk of 64 KiB for the device checkpoint. Yield the path of the file that a test writes to
+    fill it."""
     with small_disk(rig.plugin_dir):
         yield rig.plugin_dir / "ballast"
 

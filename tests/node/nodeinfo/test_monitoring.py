@@ -84,7 +84,7 @@ def queries() -> Iterator[str]:
 
 
 def filled(query: str) -> str:
-    """As Grafana sends it."""
+    """Return a query with its variables replaced, as Grafana sends it."""
     for name, value in (
         ("$__rate_interval", "5m"),
         ("$__range", "1h"),
@@ -112,7 +112,7 @@ def test_series_are_found_in_queries() -> None:
 
 
 def names_in(shown: dict[str, dict[str, str]]) -> set[str]:
-    """Names of values, by the names that pages announce."""
+    """Return the names of samples; a histogram has three."""
     known = set()
     for series in shown.values():
         for name, kind in series.items():
@@ -211,6 +211,6 @@ async def test_alerts_are_raised_in_trouble_and_only_then(tmp_path: Path, well: 
 
 
 def labelled(series: str) -> str:
-    """With the labels that all series of a node have."""
+    """Return `series` with the label `instance`, which all series of a node have."""
     name, _, rest = series.partition("{")
     return f'{name}{{instance="n1",{rest or "}"}'

@@ -18,20 +18,20 @@ NODE = "/api/v1/nodes/n1"
 
 
 class Route:
-    """From where the default route sends, and how often that was asked."""
+    """Serve the source address of the default route, and count the reads of it."""
 
     def __init__(self) -> None:
         self.sends_from = "192.0.2.7"
-        self.looks = 0
+        self.reads = 0
 
     def default(self, family: int) -> str:
-        self.looks += 1
+        self.reads += 1
         return self.sends_from
 
 
 @pytest.fixture
 def route(monkeypatch: pytest.MonkeyPatch) -> Route:
-    """By which alone the node's address is found."""
+    """Replace name resolution and the default route, so that the node's address is that of the route."""
     route = Route()
 
     async def nobody(name: str) -> list[str]:
@@ -42,14 +42,14 @@ def route(monkeypatch: pytest.MonkeyPatch) -> Route:
     return route
 
 
-def looks_often(rig: Rig) -> None:
+def polls_often(rig: Rig) -> None:
     rig.config = msgspec.structs.replace(rig.config, node_status_update_frequency=Duration(0.05))
 
 
 async def test_the_nodes_status_and_its_pods_follow_its_address(
     joined: Joined, cluster: Cluster, route: Route
 ) -> None:
-    looks_often(joined)
+    polls_often(joined)
     await joined.start()
     await cluster.run("web", containers=[container()])
     await cluster.run("host", containers=[container()], hostNetwork=True)
@@ -72,8 +72,8 @@ async def test_the_nodes_status_and_its_pods_follow_its_address(
         assert pod["status"]["hostIPs"] == [{"ip": "198.51.100.9"}]
     assert pod["status"]["podIP"] == host["status"]["podIP"] == "192.0.2.7", "it keeps its first one"
     route.sends_from = ""
-    looks = route.looks
-    await eventually(lambda: route.looks > looks + 1)
+    reads = route.reads
+    await eventually(lambda: route.reads > reads + 1)
     assert shown() == moved, "it is where it was last"
 
 
@@ -81,7 +81,7 @@ async def test_the_nodes_status_and_its_pods_follow_its_address(
 async def test_an_address_that_was_given_stays(name: str, given: list[str], route: Route) -> None:
     found = addresses.HostAddresses(name, given, await addresses.node_ips(name, given), pytest.fail)
     await found.refresh()
-    assert (found.ips, route.looks) == (("203.0.113.5",), 0)
+    assert (found.ips, route.reads) == (("203.0.113.5",), 0)
 
 
 async def test_the_runtime_receives_the_pod_cidr_once_the_cluster_assigns_one(

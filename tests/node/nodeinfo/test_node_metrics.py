@@ -36,7 +36,7 @@ Value = Callable[..., float]
 
 
 def values_of(registry: Registry) -> Value:
-    """Looks a sample up by its name and labels, 0 where there is none."""
+    """Return a function that returns a sample by its name and labels, or 0 if there is none."""
     text = "".join(exposition(registry))
     found = {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -207,12 +207,12 @@ async def test_writable_layers_have_their_own_file_system_where_the_runtime_repo
             fs_id=cri.FilesystemIdentifier(mountpoint=str(place)), used_bytes=cri.UInt64Value(value=used)
         )
 
-    async def told(runtime: RuntimeClient) -> cri.ImageFsInfoResponse:
+    async def image_fs_info(runtime: RuntimeClient) -> cri.ImageFsInfoResponse:
         return cri.ImageFsInfoResponse(image_filesystems=[images], container_filesystems=[containers])
 
     images, containers = usage(tmp_path, 7), usage(Path("/proc"), 9)
     node = await rig.start()
-    monkeypatch.setattr(RuntimeClient, "image_fs_info", told)
+    monkeypatch.setattr(RuntimeClient, "image_fs_info", image_fs_info)
     shown = (await summary_of(node))["node"]["runtime"]
     assert (shown["imageFs"]["usedBytes"], shown["containerFs"]["usedBytes"]) == (7, 9)
     assert shown["imageFs"]["capacityBytes"] > shown["containerFs"]["capacityBytes"] == 0

@@ -47,7 +47,7 @@ CLUSTER = {
 
 
 class Stubborn(DeviceRig):
-    """A node whose runtime refuses to stop containers while `refusing` is set."""
+    """Run a node whose runtime refuses to stop containers while `refusing` is set."""
 
     def __init__(self, directory: Path, runtime: HollowRuntime, **config: Any) -> None:
         super().__init__(directory, runtime, **config)
@@ -69,7 +69,8 @@ class Stubborn(DeviceRig):
         return sorted(c.sandbox.config.metadata.name for c in records if c.state == 1)
 
     async def restart_without(self, name: str) -> None:
-        """The manifest goes while no agent is there, and its pod cannot be stopped from then on."""
+        """Stop the agent, remove a pod's manifest, and let the runtime refuse to stop its containers from
+        then on."""
         await self.stop()
         (self.manifests / f"{name}.yaml").unlink()
         self.refusing = True

@@ -130,7 +130,7 @@ async def test_a_removed_pod_does_not_stop_the_records_of_others(tmp_path: Path)
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> Path:
-    """A root directory that an earlier version left."""
+    """Return a root directory with the files that an earlier version wrote."""
     for kind in KINDS:
         (tmp_path / "pods/u").mkdir(parents=True, exist_ok=True)
         keep(tmp_path / f"pods/u/{kind}.json", f'{{"{kind}": 1}}'.encode())

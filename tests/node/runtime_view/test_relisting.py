@@ -129,8 +129,8 @@ async def test_quiet_lists_are_not_decoded(relisted: Relisted, monkeypatch: pyte
 
 
 class Overtaken:
-    """The client's calls of a method: while the answer of the first is on its way a pod is made, and the
-    watch has heard so before it comes."""
+    """Replace a method of the client: its first answer is held back until the watch has learned of a pod
+    that was created meanwhile."""
 
     def __init__(self, relisted: Relisted, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self._relisted = relisted

@@ -32,7 +32,7 @@ from tests.waiting import eventually
 
 
 class Watched:
-    """A runtime, watched by a clock that a test moves."""
+    """Watch a runtime and judge its health by a clock that a test moves."""
 
     def __init__(self, endpoint: Path) -> None:
         self.now = 1000.0

@@ -94,7 +94,7 @@ class Agent:
 
 
 def record(pod: Pod) -> PodRecord:
-    """What a runtime holds of a pod that runs."""
+    """Return the runtime's record of a pod that runs."""
     made = PodRecord(pod.uid, pod.metadata.name, "ns")
     made.sandboxes.append(SandboxRecord(f"s-{pod.uid}", True, 0, time.time(), source="file"))
     for each in pod.all_containers:
@@ -108,7 +108,8 @@ def record(pod: Pod) -> PodRecord:
 
 @dataclass
 class Directory:
-    """The files, and what they have to mean. `pods`: per file the name, version and amount that it holds."""
+    """Operate on files at random, and know what they mean. `pods` maps a file to the name, version and
+    amount in it."""
 
     path: Path
     chance: random.Random
@@ -132,13 +133,13 @@ class Directory:
                     self.disturbed.update(held[0] for held in (was, now) if held)
 
     def mend(self) -> None:
-        """Check that no file still means its earlier content."""
+        """Rewrite or remove each broken file."""
         for name in [name for name, held in self.pods.items() if held is None]:
             self.chance.choice([self._write, self._remove])(name)
             self.disturbed.update(held[0] for held in [self.pods.get(name)] if held is not None)
 
     def mark(self) -> None:
-        """A file that is scanned before all others."""
+        """Write a file that is scanned before all others."""
         self.versions += 1
         self.pods[MARK] = held = ("mark", self.versions, 1)
         (self.path / MARK).write_bytes(text(*held))
@@ -149,7 +150,7 @@ class Directory:
         return self.versions, 1
 
     def meant(self) -> dict[str, tuple[int, int]]:
-        """Pods by name: the first file has it."""
+        """Return the version and amount of each pod by name; the first file that names a pod counts."""
         found: dict[str, tuple[int, int]] = {}
         for file, held in sorted(self.pods.items()):
             if held is not None and not file.startswith("."):
@@ -205,7 +206,7 @@ class Directory:
         os.utime(self.path / name)
 
     def _link(self, name: str) -> None:
-        """As a mounted ConfigMap has its files."""
+        """Replace a file by a symlink to its content, as in a mounted ConfigMap."""
         kept = self.path.parent / "kept" / f"{self.versions}-{self.chance.random()}"
         kept.write_bytes((self.path / name).read_bytes())
         (self.path / name).unlink()

@@ -15,12 +15,12 @@ from tests.waiting import eventually
 
 
 class Manifests(http.server.ThreadingHTTPServer):
-    """Answers with `body` and `status`; `seen` are the headers of the last request."""
+    """Answer with `body` and `status`; `seen` holds the headers of the last request."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.body, self.status = b"", 200
-        self.asked = 0
+        self.requests = 0
         self.seen: dict[str, str] = {}
         self.url = f"http://127.0.0.1:{self.server_address[1]}/pods"
 
@@ -37,7 +37,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(self.server.status)
         self.end_headers()
         self.wfile.write(self.server.body)
-        self.server.asked += 1
+        self.server.requests += 1
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -79,8 +79,8 @@ async def test_pods_follow_the_url_and_stay_while_it_fails(served: Rig, manifest
     assert one.annotations["kubernetes.io/config.source"] == "http"
     assert not one.spec.tolerations
     manifests.status = 503
-    before = manifests.asked
-    await eventually(lambda: manifests.asked > before + 3)
+    before = manifests.requests
+    await eventually(lambda: manifests.requests > before + 3)
     assert rig.phase("one") == "Running"
     faults = [event.message for event in rig.node.recorder if event.reason == "FailedManifest"]
     assert faults == [f"{manifests.url}: 503 Service Unavailable"]
@@ -105,8 +105,8 @@ async def test_a_pod_of_before_stays_until_the_url_was_read(served: Rig, manifes
     await rig.stop()
     manifests.status = 500
     await rig.start()
-    before = manifests.asked
-    await eventually(lambda: manifests.asked > before + 3)
+    before = manifests.requests
+    await eventually(lambda: manifests.requests > before + 3)
     assert not rig.node.running.pods.known
     manifests.status = 200
     await eventually(lambda: rig.phase("one") == "Running")
@@ -132,7 +132,7 @@ async def test_a_document_that_is_no_pod_is_one_event(
     rig = served
     manifests.body = body
     await rig.start()
-    await eventually(lambda: manifests.asked > 3)
+    await eventually(lambda: manifests.requests > 3)
     faults = [event.message for event in rig.node.recorder if event.reason == "FailedManifest"]
     assert len(faults) == 1
     assert fault in faults[0]

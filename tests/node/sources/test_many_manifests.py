@@ -21,16 +21,17 @@ MANIFEST = "apiVersion: v1\nkind: Pod\nmetadata: {{name: {0}}}\nspec: {{containe
 
 
 class World:
-    """`told`: the names of the pods of each list that was told; the manifest `goes` is taken away then."""
+    """Record the names of the pods of each list that a manifest directory delivers (`received`), and remove
+    the manifest `removed_next` when a list arrives."""
 
     def __init__(self, directory: Path) -> None:
         self.manifests = directory / "manifests"
         self.staging = directory / "staging"
         self.manifests.mkdir()
         self.staging.mkdir()
-        self.told: list[list[str]] = []
+        self.received: list[list[str]] = []
         self.faults: list[str] = []
-        self.goes = ""
+        self.removed_next = ""
 
     def write(self, *names: str) -> None:
         for name in names:
@@ -38,9 +39,9 @@ class World:
         for name in names:
             (self.staging / f"{name}.yaml").replace(self.manifests / f"{name}.yaml")
 
-    def hear(self, pods: list[Pod]) -> None:
-        self.told.append([pod.metadata.name.removesuffix("-n1") for pod in pods])
-        (self.manifests / f"{self.goes}.yaml").unlink(missing_ok=True)
+    def receive(self, pods: list[Pod]) -> None:
+        self.received.append([pod.metadata.name.removesuffix("-n1") for pod in pods])
+        (self.manifests / f"{self.removed_next}.yaml").unlink(missing_ok=True)
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
@@ -50,7 +51,7 @@ class World:
             period=3600,
             clock=time.time,
             uids=StaticUids(list, AcceptedSpecs(RecordStore(self.staging / "records"))),
-            on_change=self.hear,
+            on_change=self.receive,
             on_fault=lambda error: self.faults.append(str(error)),
         )
         await source.start()
@@ -71,21 +72,21 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 async def test_the_first_scan_is_reported_at_once(world: World) -> None:
     world.write(*"abcde")
     async with world.followed():
-        assert world.told == [list("abcde")]
+        assert world.received == [list("abcde")]
 
 
 async def test_later_scans_are_reported_in_growing_batches(world: World) -> None:
     async with world.followed():
         world.write(*"abcdefghij")
-        await eventually(lambda: world.told[-1] == list("abcdefghij"))
-    assert world.told == [[], list("ab"), list("abcd"), list("abcdefgh"), list("abcdefghij")]
+        await eventually(lambda: world.received[-1] == list("abcdefghij"))
+    assert world.received == [[], list("ab"), list("abcd"), list("abcdefgh"), list("abcdefghij")]
 
 
 async def test_a_group_that_vanishes_during_reading_is_no_fault(world: World) -> None:
     async with world.followed():
-        world.goes = "e"
+        world.removed_next = "e"
         world.write(*"abcde")
-        await eventually(lambda: list("abcd") in world.told)
+        await eventually(lambda: list("abcd") in world.received)
         world.write("f")
-        await eventually(lambda: world.told[-1] == list("abcdf"))
+        await eventually(lambda: world.received[-1] == list("abcdf"))
     assert not world.faults

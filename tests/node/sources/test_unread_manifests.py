@@ -20,7 +20,7 @@ from tests.waiting import eventually
 
 
 class Disk:
-    """Gives nothing of `names` while `broken`: neither a file's content nor, with its own name, the list."""
+    """Fail reads of files, and lists of directories, with a name in `names` while `broken`."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *names: str) -> None:
         self.broken = True
@@ -95,10 +95,10 @@ async def test_a_pod_stays_while_its_changed_manifest_cannot_be_read(
     disk = Disk(monkeypatch, "a.yaml")
     path.write_text(path.read_text() + "\n# the same\n")
 
-    def said() -> bool:
+    def is_reported() -> bool:
         return "FailedManifest" in rig.reasons()
 
-    await eventually(said)
+    await eventually(is_reported)
     assert node.pods()[0].uid == before.uid
     rig.write("a", {"containers": [container(image="busybox:2")]})
     disk.broken = False

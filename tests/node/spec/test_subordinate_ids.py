@@ -15,7 +15,7 @@ from tests.node_rig import Rig
 
 @pytest.fixture
 def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Sets what `getsubids` prints for users and for groups."""
+    """Return a function that sets what `getsubids` prints for users and for groups."""
     programs = tmp_path / "programs"
     programs.mkdir()
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")

@@ -13,7 +13,7 @@ from tests.laid_out_cgroups import laid_out
 
 
 class Tree:
-    """Groups of one process each, with descriptors of their own number."""
+    """Write cgroups of one process each, and the processes' descriptors, as files."""
 
     def __init__(self, top: Path) -> None:
         self.mount, self.proc = top / "cgroup", top / "proc"

@@ -23,7 +23,7 @@ EVICTED = PodEnd("Evicted", "the node was short of it")
 
 @asynccontextmanager
 async def forgetful(*methods: str) -> AsyncIterator[tuple[Rig, HollowRuntime]]:
-    """A node on a runtime of which each method finds nothing the first time it is called."""
+    """Start a node on a runtime whose `methods` answer "not found" at their first call."""
     with tempfile.TemporaryDirectory(prefix="kc-") as short:
         runtime = HollowRuntime(Path(short) / "cri.sock")
         service: object = runtime.service

@@ -20,7 +20,7 @@ TOPOLOGY = CpuTopology([Processor(cpu, cpu % 4, cpu % 4 // 2, 0, 0) for cpu in r
 
 @pytest.fixture
 def divided(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
-    """A node with a pool for pods with the label pool=web."""
+    """Return a node of 8 CPUs with a pool for pods with the label pool=web."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr("engine.node.pinning.read_topology", lambda: TOPOLOGY)
     monkeypatch.setattr("engine.node.pinning.online_cpus", lambda: TOPOLOGY.cpus)

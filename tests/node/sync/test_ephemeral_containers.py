@@ -30,7 +30,7 @@ ENDS = "runtime.kubengine.dev/exit-"
 
 
 def debugged(*names: str, **spec: Any) -> Pod:
-    """A pod with these ephemeral containers, which an API server may have."""
+    """Return a pod with ephemeral containers of these names."""
     pod = pod_of({"containers": [container()], **spec})
     pod.spec.ephemeral_containers = [EphemeralContainer(name=name, image="busybox:1") for name in names]
     return pod
@@ -164,7 +164,7 @@ async def debug(cluster: Cluster, pod: str, *containers: Object) -> None:
 
 
 async def shown_as(cluster: Cluster, pod: str, name: str, state: str) -> Object:
-    """The container's status once it is in that state."""
+    """Wait until an ephemeral container is in `state`, and return its status."""
 
     def of(found: Object | None) -> Object:
         statuses = (found or {}).get("status", {}).get("ephemeralContainerStatuses") or ()

@@ -17,7 +17,7 @@ UID = "0e2a4c1d-0000-4000-8000-000000000001"
 
 @pytest.fixture
 def unreadable_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OSError]]:
-    """The directory of pods' own directories cannot be listed the first time."""
+    """Fail the first list of the pods' directories; check that it was read."""
     listed, faults = PodVolumes.known_uids, [OSError(errno.EIO, os.strerror(errno.EIO))]
 
     def known_uids(volumes: PodVolumes) -> set[str]:

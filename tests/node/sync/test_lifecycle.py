@@ -497,7 +497,7 @@ async def test_a_quiet_node_only_relists(rig: Rig, hollow: HollowRuntime, beyond
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
+    """Yield a mounted file system of 64 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(

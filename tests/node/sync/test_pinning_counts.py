@@ -23,7 +23,7 @@ def pinned(rig: Rig) -> Rig:
 
 
 def counted(rig: Rig, manager: str) -> tuple[float, float]:
-    """Allocations that a manager was asked for, and those that failed."""
+    """Return the numbers of allocations that a manager tried, and of those that failed."""
     assert rig.node is not None
     registry = rig.node.registry
     requests = registry.counter(f"kubelet_{manager}_manager_pinning_requests_total", "")

@@ -32,7 +32,7 @@ def copy(name: str, state: int, code: int = 0) -> ContainerRecord:
 
 
 def shown(pod: Pod, found: PodRecord, **settings: Any) -> dict[str, Any]:
-    """The pod's status after it has been seen so, as JSON has it."""
+    """Set the pod's status from its record in the runtime, and return it as JSON."""
     inputs = {"now": 9.0, "runtime_name": "r", "host_ips": ("192.0.2.1",), **settings}
     pod.status = pod_status(
         pod, found, StatusInputs(**{"ready": lambda _: True, "started": lambda _: True, **inputs})

@@ -19,7 +19,7 @@ PROCESSORS = [Processor(cpu, cpu % 4, cpu % 4 // 2, 0, 0) for cpu in range(8)]
 
 @pytest.fixture
 def pinned(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
-    """A node that reserves CPU 0 and 1 GiB of memory."""
+    """Return a node with exclusive CPUs and memory that reserves CPU 0 and 64 MiB of memory."""
     topology = CpuTopology(PROCESSORS)
     monkeypatch.setattr("os.cpu_count", lambda: len(PROCESSORS))
     monkeypatch.setattr("engine.node.pinning.read_topology", lambda: topology)

@@ -37,7 +37,7 @@ class _Token:
 
 
 class Hostile(NoCluster):
-    """Objects with arbitrary keys, most of which an API server would refuse."""
+    """Serve objects with an arbitrary key, which an API server would refuse."""
 
     def __init__(self, key: str = "k") -> None:
         super().__init__(dict)
@@ -97,7 +97,7 @@ def pod_with(source: Object) -> Pod:
 
 
 def everything(top: Path) -> set[Path]:
-    """What lies anywhere under the name of a file that was to be written."""
+    """Return the paths below `top` that have the name of a written file, wherever it was written."""
     return {path for path in top.rglob("*") if "escaped" in path.name or path.name == "x"}
 
 

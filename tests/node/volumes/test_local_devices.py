@@ -34,7 +34,7 @@ def claim(cluster: Cluster, device: Path, fs_type: str | None = None, **spec: An
     cluster.server.create("/api/v1/persistentvolumes", volume)
 
 
-async def ask(
+async def run_with_volume(
     cluster: Cluster, name: str = "p", *, read_only: bool = False, block: bool = False, **spec: Any
 ) -> None:
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "c", "readOnly": read_only}}
@@ -47,7 +47,7 @@ async def ask(
 
 
 async def start(cluster: Cluster, name: str = "p", **options: Any) -> Object:
-    await ask(cluster, name, **options)
+    await run_with_volume(cluster, name, **options)
     return await cluster.ready(name)
 
 
@@ -70,8 +70,8 @@ def messages(joined: Joined, reason: str = "FailedMount") -> list[str]:
     return [event.message for event in joined.node.recorder if event.reason == reason]
 
 
-def said_of_volume(cluster: Cluster) -> list[str]:
-    """What events of its persistent volume say on the server."""
+def volume_events(cluster: Cluster) -> list[str]:
+    """Return the messages of the persistent volume's events on the server."""
     events = cluster.server.list("/api/v1/namespaces/default/events")
     about = {"apiVersion": "v1", "kind": "PersistentVolume", "name": "pv"}
     return [each["message"] for each in events if about.items() <= each["involvedObject"].items()]
@@ -130,7 +130,7 @@ async def test_a_device_with_nothing_on_it_is_not_for_reading(
 ) -> None:
     claim(cluster, device)
     await joined.start()
-    await ask(cluster, read_only=True)
+    await run_with_volume(cluster, read_only=True)
     about = f"local: failed to mount device {device} at {for_all(joined)} (fstype: ext4), error"
     why = f"{about} cannot mount unformatted disk {device} as we are manipulating it in read-only mode"
     said = f'MountVolume.MountDevice failed for volume "pv" : {why}'
@@ -152,14 +152,14 @@ async def test_data_on_a_device_is_never_overwritten(
     before = await asyncio.to_thread(run, "blkid", "-p", "-o", "export", str(device))
     claim(cluster, device, "vfat" if holds == "ext4" else None)
     await joined.start()
-    await ask(cluster)
+    await run_with_volume(cluster)
     await eventually(lambda: len(messages(joined)) == 1)
     about = f"local: failed to mount device {device} at {for_all(joined)} (fstype: "
     assert messages(joined)[0].startswith(f'MountVolume.MountDevice failed for volume "pv" : {about}')
     mismatch = f'MountVolume failed for volume "pv" {about}'
-    await eventually(lambda: len(said_of_volume(cluster)) == 1)
-    assert said_of_volume(cluster)[0].startswith(mismatch)
-    assert messages(joined, "FailedMountOnFilesystemMismatch") == said_of_volume(cluster)
+    await eventually(lambda: len(volume_events(cluster)) == 1)
+    assert volume_events(cluster)[0].startswith(mismatch)
+    assert messages(joined, "FailedMountOnFilesystemMismatch") == volume_events(cluster)
     assert await asyncio.to_thread(run, "blkid", "-p", "-o", "export", str(device)) == before
 
 
@@ -169,7 +169,7 @@ async def test_a_kind_that_is_no_kind_starts_no_program(
 ) -> None:
     claim(cluster, device, kind)
     await joined.start()
-    await ask(cluster)
+    await run_with_volume(cluster)
     if kind:
         await eventually(lambda: len(messages(joined)) == 1)
         assert messages(joined)[0].endswith(f"{kind!r} is not a known file system type")
@@ -183,7 +183,7 @@ async def test_a_path_that_is_neither_directory_nor_device_is_refused(
     (tmp_path / "file").touch()
     claim(cluster, tmp_path / "file")
     await joined.start()
-    await ask(cluster)
+    await run_with_volume(cluster)
     doing = 'MountVolume.NewMounter initialization failed for volume "pv" : '
     said = f"{doing}only directory and block device are supported"
     await eventually(lambda: messages(joined) == [said])
@@ -248,7 +248,7 @@ async def test_a_path_that_is_no_device_is_not_passed_as_one(
 ) -> None:
     claim(cluster, tmp_path, volumeMode="Block")
     await joined.start()
-    await ask(cluster, block=True)
+    await run_with_volume(cluster, block=True)
     said = f'MapVolume.SetUpDevice failed for volume "pv" : {tmp_path}: not a block device'
     await eventually(lambda: messages(joined, "FailedMapVolume") == [said])
 
@@ -264,7 +264,7 @@ async def test_an_exclusive_volume_waits_until_the_other_pod_has_ended(
     claim(cluster, data if kind == "directory" else device, accessModes=["ReadWriteOncePod"], **mode)
     await joined.start()
     await start(cluster, "one", block=block)
-    await ask(cluster, "two", block=block)
+    await run_with_volume(cluster, "two", block=block)
     doing, reason = (
         ("MapVolume.SetUpDevice", "FailedMapVolume") if block else ("MountVolume.SetUp", "FailedMount")
     )
@@ -285,7 +285,7 @@ async def test_a_pod_that_has_ended_lets_go_of_its_device(
     """Which another may have then, though it is for one pod only."""
     claim(cluster, device, volumeMode="Block", accessModes=["ReadWriteOncePod"])
     await joined.start()
-    await ask(cluster, "one", block=True, restartPolicy="Never", activeDeadlineSeconds=1)
+    await run_with_volume(cluster, "one", block=True, restartPolicy="Never", activeDeadlineSeconds=1)
     ended = await cluster.until("one", "Failed")
     directory = joined.root / "pods" / ended["metadata"]["uid"] / "volumeDevices"
     await eventually(lambda: not directory.exists())

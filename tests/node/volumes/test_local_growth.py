@@ -65,13 +65,13 @@ def status(cluster: Cluster) -> Object:
 
 
 def is_grown(cluster: Cluster) -> bool:
-    """The claim has all of it and waits for nothing."""
+    """Tell whether the claim has its new capacity and no pending condition."""
     found = status(cluster)
     waits = found.get("conditions") or found.get("allocatedResourceStatuses")
     return found["capacity"] == TWO and not waits
 
 
-async def ask(cluster: Cluster) -> None:
+async def run_with_volume(cluster: Cluster) -> None:
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "c"}}
     used = container(volumeMounts=[{"name": "v", "mountPath": "/v"}])
     await cluster.run("p", containers=[used], volumes=[volume])
@@ -95,7 +95,7 @@ async def test_a_file_system_on_a_device_is_expanded_before_its_pod_starts(
     claim(cluster, device)
     grow(cluster, told)
     await joined.start()
-    await ask(cluster)
+    await run_with_volume(cluster)
     await cluster.ready("p")
     assert resized.read_text() == f"{device}\n"
     assert is_grown(cluster)
@@ -109,7 +109,7 @@ async def test_a_file_system_on_a_device_is_expanded_while_a_pod_uses_it(
     monkeypatch.setattr("engine.node.volumes.volume_manager.GROWTH_SECONDS", 0.0)
     claim(cluster, device)
     await joined.start()
-    await ask(cluster)
+    await run_with_volume(cluster)
     await cluster.ready("p")
     assert not resized.exists()
     grow(cluster, PENDING)
@@ -127,7 +127,7 @@ async def test_a_real_file_system_has_the_room_of_its_device(
     claim(cluster, device, local={"path": str(device), "fsType": "xfs"})
     grow(cluster, PENDING)
     await joined.start()
-    await ask(cluster)
+    await run_with_volume(cluster)
     await cluster.ready("p")
     assert room(joined) > 500 << 20
     assert is_grown(cluster)
@@ -160,7 +160,7 @@ async def test_a_failed_expansion_is_reported_and_its_pod_waits(
     claim(cluster, device, local={"path": str(device), "fsType": "ext2"})
     grow(cluster, PENDING)
     await joined.start()
-    await ask(cluster)
+    await run_with_volume(cluster)
     mount = joined.root / "plugins/kubernetes.io/local-volume/mounts/pv"
     why = f"resize of format ext2 is not supported for device {device} mounted at {mount}"
     said = f'MountVolume.Setup failed while expanding volume for volume "pv" : ResizeFS.Resize - {why}'

@@ -39,7 +39,9 @@ def claim(cluster: Cluster, **spec: Any) -> None:
     cluster.server.create("/api/v1/persistentvolumes", volume)
 
 
-async def ask(cluster: Cluster, source: Object, name: str = "p", *, block: bool = False) -> Object:
+async def run_with_volume(
+    cluster: Cluster, source: Object, name: str = "p", *, block: bool = False
+) -> Object:
     used = (
         container(volumeDevices=[{"name": "v", "devicePath": "/v"}])
         if block
@@ -71,7 +73,7 @@ async def remove(cluster: Cluster, name: str = "p") -> None:
 
 async def test_an_export_in_a_pods_own_spec(joined: Joined, cluster: Cluster, tools: HostTools) -> None:
     await joined.start()
-    await ask(cluster, NFS)
+    await run_with_volume(cluster, NFS)
     pod = await cluster.ready("p")
     target = published(joined, pod, "nfs")
     assert tools.commands("mount") == [f"mount -t nfs -- files.example.com:/export {target}"]
@@ -86,7 +88,7 @@ async def test_options_of_a_claims_volume(joined: Joined, cluster: Cluster, tool
     source = {"server": "fd00::1", "path": "/export"}
     claim(cluster, nfs=source, mountOptions=["nfsvers=4.2", "hard"], accessModes=["ReadWriteMany"])
     await joined.start()
-    await ask(cluster, {"persistentVolumeClaim": {"claimName": "c", "readOnly": True}})
+    await run_with_volume(cluster, {"persistentVolumeClaim": {"claimName": "c", "readOnly": True}})
     pod = await cluster.ready("p")
     target = published(joined, pod, "nfs", "pv")
     assert tools.commands("mount") == [f"mount -t nfs -o hard,nfsvers=4.2,ro -- [fd00::1]:/export {target}"]
@@ -98,7 +100,7 @@ async def test_a_failed_mount_is_retried_and_names_the_missing_package(
     monkeypatch.setattr("engine.intree.nfs.has_helper", lambda kind: False)
     (tools.here / "refuse-mount").write_text("mount: bad option; you might need a helper program\n")
     await joined.start()
-    pod = await ask(cluster, NFS)
+    pod = await run_with_volume(cluster, NFS)
     await eventually(lambda: messages(joined))
     target = published(joined, pod, "nfs")
     assert messages(joined)[0] == (
@@ -117,7 +119,7 @@ async def test_a_server_that_stops_answering_holds_up_no_removal(
     joined: Joined, cluster: Cluster, tools: HostTools
 ) -> None:
     await joined.start()
-    await ask(cluster, NFS)
+    await run_with_volume(cluster, NFS)
     pod = await cluster.ready("p")
     (tools.here / "busy").touch()
     await remove(cluster)
@@ -129,7 +131,7 @@ async def test_mounts_stay_while_the_agent_restarts(
     joined: Joined, cluster: Cluster, tools: HostTools
 ) -> None:
     await joined.start()
-    await ask(cluster, NFS)
+    await run_with_volume(cluster, NFS)
     pod = await cluster.ready("p")
     await joined.restart()
     await cluster.ready("p")
@@ -149,7 +151,7 @@ async def test_a_lun_is_used_once_it_is_listed_as_attached(
         cluster.server.create(f"{NAMESPACE}/secrets", {"metadata": {"name": "chap"}, "data": data})
         source = {**ISCSI["iscsi"], "chapAuthSession": True, "secretRef": {"name": "chap"}}
         await joined.start()
-        await ask(cluster, {"iscsi": source})
+        await run_with_volume(cluster, {"iscsi": source})
 
         def in_use() -> list[str]:
             found: list[str] = cluster.server.get("/api/v1/nodes/n1")["status"].get("volumesInUse") or []
@@ -175,7 +177,7 @@ async def test_a_lun_as_a_device(joined: Joined, cluster: Cluster, tools: HostTo
         claim(cluster, volumeMode="Block", accessModes=["ReadWriteOnce"], **ISCSI)
         await joined.start()
         await attach(cluster)
-        await ask(cluster, CLAIMED, block=True)
+        await run_with_volume(cluster, CLAIMED, block=True)
         pod = await cluster.ready("p")
         uid = pod["metadata"]["uid"]
         link = joined.root / "pods" / uid / "volumeDevices/kubernetes.io~iscsi/pv"
@@ -194,7 +196,7 @@ async def test_a_fibre_channel_disk(
         mode = {"volumeMode": "Block"} if block else {}
         claim(cluster, fc={"targetWWNs": ["50060e801049cfd1"], "lun": 0}, **mode)
         await joined.start()
-        await ask(cluster, CLAIMED, block=block)
+        await run_with_volume(cluster, CLAIMED, block=block)
         await attach(cluster, "kubernetes.io/fc/[50060e801049cfd1]:0")
         pod = await cluster.ready("p")
         if block:
@@ -211,7 +213,7 @@ async def test_a_missing_secret_is_reported(joined: Joined, cluster: Cluster, to
     source = {**ISCSI["iscsi"], "chapAuthSession": True, "secretRef": {"name": "chap"}}
     await joined.start()
     await attach(cluster)
-    await ask(cluster, {"iscsi": source})
+    await run_with_volume(cluster, {"iscsi": source})
     await eventually(lambda: messages(joined))
     begin = 'MountVolume.WaitForAttach failed for volume "v" : couldn\'t get secret default/chap error: '
     assert messages(joined)[0].startswith(begin)

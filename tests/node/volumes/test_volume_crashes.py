@@ -52,7 +52,7 @@ def files(text: bytes) -> Contents:
 
 
 class Case:
-    """A pod with one volume of each kind, and the operations on it."""
+    """Hold a pod with one volume of each kind, and run operations on its volumes."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "root"
@@ -100,7 +100,8 @@ class Case:
 
 
 def dies_within(work: Callable[[], Any], at: int) -> bool:
-    """Whether a child that is killed at its `at`-th operation is killed before it is done."""
+    """Run `work` in a child that is killed at its `at`-th operation; tell whether it was killed before it
+    was done."""
     child = os.fork()
     if child == 0:
         try:
@@ -166,8 +167,8 @@ def is_whole(case: Case) -> bool:
 
 
 def walk(case: Case, before: Work | None, work: Work) -> int:
-    """Kills `work` at each of its operations; the number of these. Another agent, which makes the pod's
-    volumes again, finds all whole; one that does not want the pod leaves nothing."""
+    """Kill `work` at each of its operations, and return their number. After a kill, setting up again makes
+    all volumes whole, and tearing down leaves nothing."""
     at = 1
     while True:
         volumes = PodVolumes(case.root)

@@ -75,7 +75,8 @@ def shown(path: Path) -> dict[str, bytes]:
 
 
 def dies_at(number: int, doing: Callable[[], object]) -> bool:
-    """Does it in a process that is killed just before its `number`-th touch of a file; whether it was."""
+    """Run `doing` in a child that is killed just before its file operation `number` (from 0); tell whether
+    it was killed."""
     child = os.fork()
     if child == 0:
         left = number
@@ -135,7 +136,7 @@ def test_an_agent_killed_at_any_touch_leaves_nothing_that_the_next_does_not_mend
 
 
 class Objects(NoCluster):
-    """A cluster with one secret, and tokens that are numbered."""
+    """Serve one secret, and tokens that are numbered."""
 
     def __init__(self, **data: bytes) -> None:
         self.data: dict[str, bytes] | None = data

@@ -61,7 +61,7 @@ def volumes(tmp_path: Path) -> Iterator[PodVolumes]:
 
 
 def pod(*given: Volume, group: int | None = None, containers: Sequence[Container] = ()) -> Pod:
-    """Its first container mounts all that is given."""
+    """Return a pod with the volumes `given`, all of which its first container mounts."""
     first, *others = containers or [Container(name="c", image="i")]
     if first.volume_mounts is None:
         first.volume_mounts = [VolumeMount(name=v.name, mount_path=f"/{v.name}") for v in given]
