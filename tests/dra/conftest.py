@@ -18,7 +18,8 @@ __all__ = ["cluster"]
 
 @pytest.fixture
 async def dra() -> AsyncIterator[DraRig]:
-    """A manager that runs, without drivers, in a directory that is short enough for sockets."""
+    """Yield a started claim manager without drivers, in a directory whose path is short enough for
+    sockets."""
     with tempfile.TemporaryDirectory(prefix="kd-") as directory:
         rig = DraRig(Path(directory))
         await rig.start()
@@ -28,7 +29,7 @@ async def dra() -> AsyncIterator[DraRig]:
 
 @pytest.fixture
 async def claims(tmp_path: Path, cluster: Cluster) -> AsyncIterator[ClaimsRig]:
-    """A node that runs, on the hollow runtime, whose drivers end after it."""
+    """Yield a started node on the hollow runtime. Its drivers stop after it."""
     with tempfile.TemporaryDirectory(prefix="kd-") as directory:
         short = Path(directory)
         async with HollowRuntime(short / "cri.sock") as hollow:

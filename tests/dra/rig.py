@@ -30,7 +30,8 @@ DRIVER = "dra.example.com"
 
 
 class DraRig:
-    """`claims` are those of the cluster, by name; `running` the uids of pods that may run."""
+    """Run a claim manager without a node. `claims` are those of the cluster, by name; `running` are the
+    uids of pods that may run."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory
@@ -105,7 +106,7 @@ class DraRig:
     def claim(
         self, name: str, *pods: str, drivers: Iterable[str] = (DRIVER,), uid: str = "", owner: str = ""
     ) -> ResourceClaim:
-        """A claim that is allocated a device of each driver and reserved for pods, by their uids."""
+        """Add a claim that is allocated one device of each driver and reserved for `pods`, by their uids."""
         results = [
             DeviceAllocation(request="r", driver=d, pool="pool", device=f"dev-{name}") for d in drivers
         ]
@@ -122,7 +123,7 @@ class DraRig:
         return claim
 
     def pod(self, uid: str, *claims: str, request: str = "") -> Pod:
-        """A pod that may run, with one container that uses every claim."""
+        """Return a pod that may run, with one container that uses every claim."""
         self.running.add(uid)
         uses = [ResourceClaimRef(name=claim, request=request) for claim in claims]
         return Pod(

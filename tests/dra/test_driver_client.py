@@ -30,7 +30,7 @@ MOST_CALLS = 10 * MAX_CLAIM_DEVICES
 
 
 def many_devices() -> bytes:
-    """A claim with two million devices."""
+    """Return an answer in which one claim has two million devices."""
     claim = wire.NodePrepareResourceResponse()
     claim.MergeFromString(EMPTY_DEVICE * ((MAX_MESSAGE - 100) // len(EMPTY_DEVICE)))
     return wire.NodePrepareResourcesResponse(
@@ -41,7 +41,7 @@ def many_devices() -> bytes:
 def many_claims(
     answer: type[wire.NodePrepareResourcesResponse | wire.NodeUnprepareResourcesResponse],
 ) -> bytes:
-    """The claims that were asked for among 200,000."""
+    """Return an answer with 200,000 claims, among them those of the request."""
     named = answer()
     for uid in [*ASKED, *map(str, range(3, 200_000))]:
         named.claims[uid].SetInParent()

@@ -39,7 +39,8 @@ RUNNING = 1
 
 
 class Campaign:
-    """Pods with claims, their drivers, and what must hold of both."""
+    """Create and delete pods with claims, stop drivers, and check that each running container keeps its
+    prepared devices."""
 
     def __init__(self, rig: ClaimsRig, drivers: list[SampleDraDriver], seed: int) -> None:
         self.rig, self.drivers = rig, drivers
@@ -50,7 +51,7 @@ class Campaign:
         self.most = 0
 
     async def change(self) -> None:
-        """One pod comes or goes."""
+        """Create a pod with claims, or delete it if it exists."""
         name = self.chance.choice(NAMES)
         known = await self.rig.cluster.pod(name)
         if known is not None:
@@ -73,7 +74,8 @@ class Campaign:
         await self.rig.bind(name)
 
     async def upset(self) -> None:
-        """At some points a driver dies, and comes back after a while with what it had prepared."""
+        """Stop a driver with a chance of 40 %, and start it after a while with the claims that it had
+        prepared."""
         if self.chance.random() > 0.4:
             return
         await asyncio.sleep(self.chance.random() * LIFETIME)
@@ -92,7 +94,7 @@ class Campaign:
         await eventually(lambda: self.running() or not self.rig.cluster.server.list(PODS))
 
     def check(self) -> None:
-        """A container that runs has what it was made with."""
+        """Record a fault for each device of a running container that its driver has not prepared."""
         running = self.running()
         self.most = max(self.most, len(running))
         by_name = {driver.name: driver for driver in self.drivers}
@@ -104,7 +106,7 @@ class Campaign:
         self.faults += [fault for driver in self.drivers for fault in driver.wrong]
 
     async def end(self) -> None:
-        """Delete every pod; an agent that lives gives everything back."""
+        """Delete every pod, and wait until the agent has unprepared every claim."""
         for pod in self.rig.cluster.server.list(PODS):
             self.rig.cluster.server.delete(f"{PODS}/{pod['metadata']['name']}", grace=0)
         await eventually(lambda: all(driver.prepared == {} for driver in self.drivers))

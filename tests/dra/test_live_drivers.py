@@ -45,8 +45,8 @@ DEVICES = 2
 
 @dataclass
 class LiveDriver:
-    """A driver that has published DEVICES devices: its name, a pattern of the variables with which it tells a
-    container of a device, and of its file for a claim that is prepared."""
+    """Describe a driver that has published DEVICES devices: its name, a pattern of the variables by which
+    a container learns of a device, and a pattern of the CDI file of a prepared claim."""
 
     name: str
     variables: str
@@ -56,7 +56,7 @@ class LiveDriver:
 
 
 class Site:
-    """The node n1 of a real cluster with a scheduler and controllers, and what users do."""
+    """Hold the node n1 of a real cluster with a scheduler and controllers, and do what users do."""
 
     def __init__(self, plane: ControlPlane, admin: ApiClient, node: Node, root: Path) -> None:
         self.plane, self.admin, self.node, self.root = plane, admin, node, root
@@ -65,7 +65,7 @@ class Site:
         return await self.admin.create(path, {"metadata": {"name": name}, **fields}, Object)
 
     async def wants(self, driver: LiveDriver) -> None:
-        """A class of the driver's devices, and a template of claims for one."""
+        """Create a class of the driver's devices, and a template of claims for one of them."""
         selector = {"cel": {"expression": f"device.driver == '{driver.name}'"}}
         await self.create(f"{RESOURCE}/deviceclasses", driver.name, spec={"selectors": [selector]})
         exactly = {"deviceClassName": driver.name}
@@ -74,7 +74,8 @@ class Site:
         await self.create(templates, "one-device", spec={"spec": claim})
 
     async def run(self, name: str) -> None:
-        """A pod whose container `user` has a device of a claim, and whose `other` has none."""
+        """Create a pod whose container `user` has a device of a claim, and whose container `other` has
+        none."""
         script = f"env > /dev/termination-log; {WAIT}"
         spec = {
             "terminationGracePeriodSeconds": 1,
@@ -91,7 +92,7 @@ class Site:
         return await shown(self.admin, f"{PODS}/{name}", lambda pod: pod["status"].get("phase") == phase)
 
     async def environment(self, name: str, of: str) -> list[str]:
-        """The names of a container's variables, once it has told them."""
+        """Wait until a container has written its environment, and return the names of its variables."""
         pod = await self.admin.get(f"{PODS}/{name}", Object)
         told = self.root / "pods" / pod["metadata"]["uid"] / "containers" / of
 
@@ -120,7 +121,7 @@ class Site:
         return [pod["metadata"]["name"] for pod in pods]
 
     def claims(self) -> list[dict[str, Any]]:
-        """The claims that the node says it has prepared."""
+        """Return the claims that the node reports as prepared."""
         described = self.node.components["devices"].describe()  # type: ignore[attr-defined]
         return list(described["claims"])
 

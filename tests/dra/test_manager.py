@@ -19,7 +19,7 @@ OTHER = "other.example.com"
 
 
 def kept(dra: DraRig) -> list[str]:
-    """The names of the claims in the state file."""
+    """Return the names of the claims in the state file, or [] without a file."""
     path = dra.root / "dra_manager_state"
     return [claim.name for claim in checkpoint.decode(path.read_bytes())] if path.exists() else []
 

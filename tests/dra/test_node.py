@@ -339,7 +339,8 @@ async def test_shares_of_one_device_are_told_apart_by_their_ids(claims: ClaimsRi
     expected = {name: [("nic", f"share-{name}")] for name in "ab"}
 
     async def listed() -> bool:
-        """A restarted agent lists a pod once it knows it again."""
+        """Tell whether the API of pod resources lists each pod's device and share; a restarted agent lists
+        a pod late."""
         return {
             pod.name: [(used.device_name, used.share_id) for used in resource.claim_resources]
             for pod in (await pod_resources(claims)).pod_resources

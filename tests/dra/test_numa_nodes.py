@@ -28,7 +28,8 @@ STANDARD = "resource.kubernetes.io/"
 
 @pytest.fixture
 def sysfs(tmp_path: Path) -> Path:
-    """Two devices at node 1 behind one root, one device of unknown location, and a root of two nodes."""
+    """Return a tree like /sys: two devices at node 1 behind one root, one of unknown location, and a root
+    of two nodes."""
     for bus_id, root, node in (
         ("0000:3b:00.0", "pci0000:3a", 1),
         ("0000:3b:00.1", "pci0000:3a", 1),
