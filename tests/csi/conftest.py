@@ -40,7 +40,7 @@ async def joined(short: Path, hollow: HollowRuntime, cluster: Cluster) -> AsyncI
 
 @pytest.fixture
 async def csi(joined: Joined, cluster: Cluster, short: Path) -> AsyncIterator[CsiRig]:
-    """With a node that runs, whose drivers end after it."""
+    """Yield a started node with CSI drivers, which stop after it."""
     rig = CsiRig(joined, cluster, short / "d")
     await joined.start()
     yield rig

@@ -87,7 +87,7 @@ async def test_a_refused_driver_receives_the_reason(csi: CsiRig, options: dict[s
 
 
 class Known(CsiDrivers):
-    """One driver that is registered already."""
+    """Hold one driver that is already registered with `versions`."""
 
     def __init__(self, versions: Sequence[str]) -> None:
         super().__init__(NoRecords(), Registry())

@@ -32,7 +32,7 @@ CLAIM = {"name": "claim", "namespace": "default"}
 
 
 async def volumes(csi: CsiRig, name: str = "p") -> dict[str, Object]:
-    """Of a pod, by name; their times are left out."""
+    """Return the volumes of a pod in the node's summary by name, without their times."""
     summary = await summary_of(csi.node)
     pod = next(pod for pod in summary["pods"] if pod["podRef"]["name"] == name)
     return {v["name"]: {k: value for k, value in v.items() if k != "time"} for v in pod["volume"]}
