@@ -25,7 +25,8 @@ ROOT = Path("/var/lib/kubelet")
 
 
 class Fabric:
-    """The kernel's view of disks, and stand-ins for `multipath` and `blockdev` that record their calls."""
+    """Lay out the kernel's files of disks, and programs `multipath` and `blockdev` that record their
+    calls."""
 
     def __init__(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sys, self.dev, self.log = here / "sys", here / "dev", here / "log"
