@@ -23,7 +23,7 @@ def add_image(containerd: Containerd, tmp_path: Path, name: str, size: int, *, l
 
 
 class PodOnContainerd:
-    """A sandbox in a cgroup of the test's own, with containers in it."""
+    """Run a sandbox and containers in a cgroup of the test."""
 
     def __init__(self, client: RuntimeClient, cgroup: str, logs: Path, name: str) -> None:
         self.client, self.uid = client, f"uid-{name}-{secrets.token_hex(3)}"

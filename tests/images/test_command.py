@@ -20,7 +20,7 @@ __all__ = ["disk"]
 
 @pytest.fixture
 def agent(monkeypatch, disk):
-    """An agent that holds one image manager; the HTTP between is left out."""
+    """Return an agent with one image manager; commands call it without HTTP."""
     runtime = Runtime()
     manager = make(runtime).manager
     asyncio.run(manager.detect())

@@ -79,8 +79,8 @@ def test_which_layers_runtimes_report(info: dict[str, str], layers: tuple[Layer,
 
 
 class Layered(Runtime):
-    """Images 0 to 2 share half a GiB and have 0, 100 and 200 MiB of their own; 3 has half a GiB; of 4 nothing
-    is told. Each is listed with a GiB."""
+    """Report layers: images 0 to 2 share half a GiB and have 0, 100 and 200 MiB of their own, 3 has half a
+    GiB, and the layers of 4 are unknown. Each is listed with a GiB."""
 
     def __init__(self) -> None:
         super().__init__()

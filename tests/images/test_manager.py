@@ -28,7 +28,7 @@ GIB = 1 << 30
 
 
 class Runtime:
-    """Answers as the test sets it, where a kernel and a daemon would take too long."""
+    """Answer as the test sets it, where a kernel and a daemon would take too long."""
 
     endpoint = "unix:///test"
 
@@ -72,7 +72,7 @@ class Runtime:
 
 @pytest.fixture
 def disk(monkeypatch):
-    """Ten GiB, nine of them used."""
+    """Replace `statvfs`: the disk has 10 GiB, of which 9 are used."""
     state = SimpleNamespace(blocks=10 * GIB, available=GIB, error=None, files=0, free_files=0)
 
     def statvfs(_path):
@@ -96,7 +96,8 @@ class Clock:
 
 
 def without_minimum_age(**config):
-    """A file cannot say it: there 0 is the default, two minutes."""
+    """Return a configuration whose minimum age of images is 0. A file cannot set it: there 0 means the
+    default, 2 minutes."""
     made = KubeletConfiguration(**config)
     if "image_minimum_gc_age" not in config:
         made.image_minimum_gc_age = Duration(0)

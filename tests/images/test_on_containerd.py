@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory, busybox_archive):
-    """A containerd with 400 MB for images; every image takes its size twice, packed and unpacked."""
+    """Yield a containerd with 400 MB for images; every image takes its size twice, packed and unpacked."""
     with Containerd(tmp_path_factory.mktemp("small"), image_filesystem_mb=400) as running:
         running.import_image(busybox_archive)
         yield running

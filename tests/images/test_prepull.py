@@ -27,15 +27,16 @@ MISSING = "kubengine_image_prepull_missing"
 
 
 class Registries:
-    """Where images are pulled from: some names fail so many times."""
+    """Serve pulls, of which those of an image fail as often as `failures` says, and count concurrent
+    pulls."""
 
     def __init__(self, failures: dict[str, int] | None = None) -> None:
         self.failures = failures or {}
-        self.asked: list[str] = []
+        self.pulled: list[str] = []
         self.at_once = self.most = 0
 
     async def pull(self, name: str) -> None:
-        self.asked.append(name)
+        self.pulled.append(name)
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         for _ in range(5):
@@ -61,7 +62,7 @@ async def test_missing_images_are_pulled_and_present_ones_are_not():
     prepull.update(["docker.io/library/busybox:latest", "other"])
     prepull.update(["busybox:latest"])
     await eventually(lambda: registry.metrics[MISSING].values == {(): 0})
-    assert sorted(source.asked) == ["me/tool:1", "r.io/app@sha256:00"]
+    assert sorted(source.pulled) == ["me/tool:1", "r.io/app@sha256:00"]
     assert [(one.kind, one.outcome) for one in decisions.after(0)] == [("image-pull", "pulled")] * 2
     await eventually(lambda: not prepull._under_way)
     prepull.update(["busybox", "r.io/app@sha256:00", "docker.io/me/tool:1"])
@@ -93,11 +94,11 @@ async def test_an_end_waits_for_no_pull():
     source = Registries({"app:1": 10**9})
     prepull, _, _ = keeping(["app:1"], source)
     prepull.update([])
-    await eventually(lambda: len(source.asked) > 2)
+    await eventually(lambda: len(source.pulled) > 2)
     await prepull.stop()
-    asked = len(source.asked)
+    pulls = len(source.pulled)
     await asyncio.sleep(0.02)
-    assert len(source.asked) == asked
+    assert len(source.pulled) == pulls
 
 
 @pytest.mark.parametrize(
