@@ -33,7 +33,7 @@ def taken() -> socket.socket:
 
 
 async def refused(root: Path, hollow: HollowRuntime, **config: int) -> str:
-    """What an agent says that must not start; it has touched nothing then."""
+    """Return the error of an agent that must not start. Check that it has not called the runtime."""
     ports = {"healthz_port": 0, "read_only_port": 0, **config}
     process = AgentProcess(
         AgentOptions(

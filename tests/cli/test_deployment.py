@@ -32,18 +32,18 @@ def objects(base: Path) -> list[dict[str, Any]]:
     return [each for name in listed for each in yaml.safe_load_all((base / name).read_text())]
 
 
-def one(base: Path, kind: str) -> dict[str, Any]:
+def object_of_kind(base: Path, kind: str) -> dict[str, Any]:
     (found,) = (each for each in objects(base) if each["kind"] == kind)
     return found
 
 
 def planner_pod() -> dict[str, Any]:
-    spec: dict[str, Any] = one(BASE, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    spec: dict[str, Any] = object_of_kind(BASE, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     return spec
 
 
 def shadow_pod() -> dict[str, Any]:
-    spec: dict[str, Any] = one(SHADOW, "DaemonSet")["spec"]["template"]["spec"]
+    spec: dict[str, Any] = object_of_kind(SHADOW, "DaemonSet")["spec"]["template"]["spec"]
     return spec
 
 
@@ -91,7 +91,7 @@ def test_the_shadow_can_only_read_the_node() -> None:
     security = container["securityContext"]
     assert security["readOnlyRootFilesystem"]
     assert security["capabilities"] == {"drop": ["ALL"]}
-    (rule,) = one(SHADOW, "ClusterRole")["rules"]
+    (rule,) = object_of_kind(SHADOW, "ClusterRole")["rules"]
     assert rule["verbs"] == ["get"]
 
 
@@ -100,10 +100,13 @@ BOTH = [(BASE, planner_pod()), (SHADOW, shadow_pod())]
 
 @pytest.mark.parametrize(("base", "pod"), BOTH, ids=["planner", "shadow"])
 def test_the_account_has_its_role(base: Path, pod: dict[str, Any]) -> None:
-    account, binding = one(base, "ServiceAccount")["metadata"], one(base, "ClusterRoleBinding")
+    account, binding = (
+        object_of_kind(base, "ServiceAccount")["metadata"],
+        object_of_kind(base, "ClusterRoleBinding"),
+    )
     assert pod["serviceAccountName"] == account["name"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", **account}]
-    assert binding["roleRef"]["name"] == one(base, "ClusterRole")["metadata"]["name"]
+    assert binding["roleRef"]["name"] == object_of_kind(base, "ClusterRole")["metadata"]["name"]
 
 
 @pytest.mark.parametrize("base", [BASE, SHADOW], ids=["planner", "shadow"])

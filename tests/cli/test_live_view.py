@@ -19,16 +19,16 @@ CLEAR = "\x1b[2J"
 
 
 class Terminal(Console):
-    """A terminal that is narrowed after its third look."""
+    """Represent a terminal that becomes narrower after its size was read three times."""
 
     def __init__(self, **_: Any) -> None:
         super().__init__(file=io.StringIO(), force_terminal=True)
-        self.looks = 0
+        self.reads = 0
 
     @property
     def size(self) -> ConsoleDimensions:
-        self.looks += 1
-        return ConsoleDimensions(100 if self.looks <= 3 else 60, 25)
+        self.reads += 1
+        return ConsoleDimensions(100 if self.reads <= 3 else 60, 25)
 
 
 async def test_a_terminal_that_changes_its_size_is_drawn_from_the_top(
@@ -48,7 +48,7 @@ async def test_a_terminal_that_changes_its_size_is_drawn_from_the_top(
     showing = asyncio.ensure_future(view.show(node))
     await asyncio.sleep(0)
     (console,) = made
-    await eventually(lambda: console.looks > 40)
+    await eventually(lambda: console.reads > 40)
     showing.cancel()
     written = console.file.getvalue()  # type: ignore[attr-defined]
     assert written.count(CLEAR) == 1

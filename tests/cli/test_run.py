@@ -34,7 +34,7 @@ spec:
 
 
 class Place:
-    """A directory for an agent: short, as unix sockets must be."""
+    """Hold the directory of an agent, with a path short enough for unix sockets, and run commands with it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -96,7 +96,7 @@ def place() -> Iterator[Place]:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """An agent that is not there yet raises."""
+    """Wait until `condition` holds. It may raise, for example while the agent does not answer yet."""
 
     def held() -> bool:
         with contextlib.suppress(Exception):

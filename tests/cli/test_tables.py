@@ -38,7 +38,7 @@ IMAGES: dict[str, Any] = {
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the agent describes, by component."""
+    """Return a dict that tests fill with the agent's answers by component."""
     found: dict[str, Any] = {}
     monkeypatch.setattr(AgentClient, "describe", lambda _, component, **__: found[component])
     return found
@@ -63,7 +63,7 @@ def test_images_without_a_size_have_no_total(answers: dict[str, Any]) -> None:
 
 @pytest.fixture
 async def examples(tmp_path: Path) -> AsyncIterator[Rig]:
-    """A node on the example manifests."""
+    """Yield a started node with the example manifests."""
     async with HollowRuntime(tmp_path / "cri.sock") as runtime:
         runtime.images.add("busybox:1")
         rig = Rig(tmp_path, tmp_path / "cri.sock", enable_server=False, healthz_port=0)
