@@ -175,12 +175,13 @@ PATHS = [*(f"spec.{field}" for field in FIELDS), *(f"metadata.{field}" for field
 
 
 def values(field: str) -> list[Any]:
-    """What a field, its path without `metadata.`, is tried with."""
+    """Return the values that tests try in a field; `field` is its path without `metadata.` or `spec.`."""
     return [*VALUES, *(value for shape, also in ALSO.items() if re.fullmatch(shape, field) for value in also)]
 
 
 def manifests(path: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Each value that a field is tried with, and its manifest. `path` begins with `metadata.` or `spec.`."""
+    """Yield each value that tests try in a field, and its manifest. `path` begins with `metadata.` or
+    `spec.`."""
     part, _, field = path.partition(".")
     for value in values(field):
         yield value, _manifest(field, value, of_spec=part == "spec")
@@ -212,7 +213,7 @@ def _manifest(field: str, value: Any, *, of_spec: bool) -> dict[str, Any]:
 
 
 def _complete(here: dict[str, Any], path: str, rest: list[str]) -> None:
-    """What an object at `path` needs beside the field."""
+    """Add the fields that an object at `path` needs beside the one that is tried."""
     for shape, needed in _NEEDED.items():
         if re.fullmatch(shape, path):
             for name, value in needed.items():

@@ -43,7 +43,7 @@ INIT = ", initContainers: [{name: b, image: i, resources: {requests: {cpu: 2}}}]
 
 
 def resources(of_pod: str, of_container: str) -> str:
-    """Of the whole pod, and of its only container."""
+    """Return YAML with the resources of a pod and, if given, of its only container."""
     containers = (
         f", containers: [{{name: c, image: i, resources: {{{of_container}}}}}]" if of_container else ""
     )
