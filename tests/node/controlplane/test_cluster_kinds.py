@@ -20,8 +20,8 @@ from tests.cluster_rig import Cluster, Joined
 from tests.node.controlplane.test_cluster_volumes import (
     UNABLE,
     claim,
-    pod_of_node,
     messages,
+    pod_of_node,
     run_with,
     volume,
 )
