@@ -184,7 +184,7 @@ def test_auditwheel_gives_it_the_name_that_we_give_it(wheel: Path) -> None:
 
 def test_a_wheel_has_the_name_that_auditwheel_gives(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manylinux, "audited_tag", lambda _: "manylinux_2_39_x86_64")
-    with pytest.raises(SystemExit, match="auditwheel says manylinux_2_39_x86_64"):
+    with pytest.raises(SystemExit, match="auditwheel gives manylinux_2_39_x86_64"):
         manylinux.rename(wheel)
     assert wheel.exists()
 
