@@ -31,7 +31,6 @@ from engine.shadow.kinds.restarts import delay_at_most, kubelets_delay
 from engine.shadow.kinds.status import statuses
 
 MOST_CHANGES: Final = 2000
-_QUOTAS: Final = ("cpu.cfs_quota_us", "cpu.max", "memory.high")
 _LIMITS: Final = ("memory.limit_in_bytes", "memory.max")
 
 
@@ -218,17 +217,25 @@ def _shown(files: Mapping[str, str], chosen: list[str]) -> str:
 
 
 def _meaning(before: Mapping[str, str], after: Mapping[str, str], files: list[str]) -> str:
-    """Tell whether a change takes away CPU time or memory, or only weighs otherwise."""
-    for names, meaning in ((_LIMITS, "limit"), (_QUOTAS, "throttle")):
-        for file in files:
-            if file in names and _amount(after.get(file)) < _amount(before.get(file)):
-                return meaning
-    return "resize"
+    """Tell whether a change leaves less memory or CPU time, or is of another kind."""
+    if any(_amount(after.get(file)) < _amount(before.get(file)) for file in files if file in _LIMITS):
+        return "limit"
+    slower = _amount(after.get("memory.high")) < _amount(before.get("memory.high"))
+    return "throttle" if slower or _cpus(after) < _cpus(before) else "resize"
 
 
 def _amount(text: str | None) -> float:
-    first = (text or "max").partition(" ")[0]
-    return float(first) if first.isdigit() else float("inf")
+    return float(text) if text and text.isdigit() else float("inf")
+
+
+def _cpus(files: Mapping[str, str]) -> float:
+    """Return the number of CPUs that a quota allows; infinity without one.
+
+    A shorter period has a smaller quota and allows the same.
+    """
+    quota, _, period = files.get("cpu.max", "").partition(" ")
+    quota, period = files.get("cpu.cfs_quota_us", quota), files.get("cpu.cfs_period_us", period)
+    return _amount(quota) / float(period or 100_000)
 
 
 def _images(seen: Observation, config: KubeletConfiguration) -> Iterator[NextChange]:

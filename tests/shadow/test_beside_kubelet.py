@@ -263,6 +263,23 @@ def test_a_second_configuration_says_what_it_would_change(running: Kubelet, tmp_
     ]
 
 
+def test_a_second_configuration_that_enforces_quotas_throttles(kubelet: Kubelet, tmp_path: Path) -> None:
+    document = yaml.safe_load(kubelet.config.read_text())
+    following = tmp_path / "next.yaml"
+    following.write_text(yaml.safe_dump(document))
+    kubelet.config.write_text(yaml.safe_dump({**document, "cpuCFSQuota": False}))
+    kubelet.start()
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "limited"}, "spec": PODS["burstable"]}
+    (tmp_path / "manifests" / "limited.yaml").write_text(yaml.safe_dump(pod))
+    wait_until(lambda: kubelet.phases() == {"limited": "Running"})
+    done = subprocess.run(
+        command(kubelet, tmp_path, "--for", "5s", "--interval", "1s", "--with", str(following)),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    changes = json.loads(done.stdout)["next"]["changes"]
+    assert {one["subject"] for one in changes if one["decision"] == "throttle"} >= {"default/limited-n1"}
+
+
 def configz(kubelet: Kubelet) -> bytes:
     """Return the configuration that the kubelet shows on its authenticated port."""
     port = yaml.safe_load(kubelet.config.read_text())["port"]

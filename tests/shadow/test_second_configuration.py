@@ -19,9 +19,9 @@ from tests.shadow.observations import node, observed, pod, ran, record, requesti
 NODE = {"cpu": 2000, "memory": 1 << 30, "pid": 1000}
 
 
-def rules(config: KubeletConfiguration) -> CgroupRules:
-    settings = CgroupSettings.resolve(config, NODE, cgroup_v2=True)
-    return CgroupRules(settings, FileRules(2, controllers=frozenset(["cpu", "memory", "pids"])))
+def rules(config: KubeletConfiguration, version: int = 2) -> CgroupRules:
+    settings = CgroupSettings.resolve(config, NODE, cgroup_v2=version == 2)
+    return CgroupRules(settings, FileRules(version, controllers=frozenset(["cpu", "memory", "pids"])))
 
 
 def changes(
@@ -30,10 +30,12 @@ def changes(
     *,
     following: Any = None,
     by: SecondConfiguration | None = None,
+    version: int = 2,
 ) -> dict[tuple[str, str], NextChange]:
     """Return the changes that one observation finds, by decision and subject."""
     by = by or SecondConfiguration()
-    found = by.compare(seen, rules(seen.config), NextNode(after, rules(after), following or seen.node))
+    next_node = NextNode(after, rules(after, version), following or seen.node)
+    found = by.compare(seen, rules(seen.config, version), next_node)
     return {(change.decision, change.subject): change for change in found}
 
 
@@ -103,6 +105,20 @@ def test_values_that_throttle_or_limit_are_named_so() -> None:
     assert found["throttle", "default/p"].next == "cpu.max=100000 100000"
     pids = changes(seen, KubeletConfiguration(cpu_cfs_quota=False, pod_pids_limit=9))
     assert pids["resize", "default/p"].next == "pids.max=9"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_shorter_period_of_the_same_quota_does_not_throttle(version: int) -> None:
+    limited = {"containers": [{"name": "c", "image": "i", "resources": {"limits": {"cpu": "1"}}}]}
+    one = pod("p", limited)
+    seen = observed([one], [record(one, ran(0))])
+    found = changes(seen, KubeletConfiguration(cpu_cfs_quota_period=Duration(0.01)), version=version)
+    assert found["resize", "default/p"].next.split()[0] in ("cpu.max=10000", "cpu.cfs_period_us=10000")
+    without = changes(
+        observed([one], [record(one, ran(0))], config=KubeletConfiguration(cpu_cfs_quota=False)),
+        KubeletConfiguration(), version=version,
+    )  # fmt: skip
+    assert ("throttle", "default/p") in without
 
 
 def test_images_would_be_collected() -> None:
