@@ -90,14 +90,15 @@ def first_word_is_wrong(docstring: str) -> bool:
 
 
 def docstrings() -> Iterator[tuple[Path, str, str]]:
-    """Yield the module, name and docstring of every class and function of the engine."""
-    for path in (ROOT / "engine").rglob("*.py"):
-        if "wire" not in path.parts:
-            for node in ast.walk(ast.parse(path.read_text(), str(path))):
-                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                    text = ast.get_docstring(node)
-                    if text:
-                        yield path.relative_to(ROOT / "engine"), node.name, text
+    """Yield the module, name and docstring of every class and function, except those of single tests."""
+    for folder in ("engine", "tests", "bench", "fuzz", "package", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if "wire" not in path.parts:
+                for node in ast.walk(ast.parse(path.read_text(), str(path))):
+                    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                        text = ast.get_docstring(node)
+                        if text and not node.name.startswith("test_"):
+                            yield path.relative_to(ROOT), node.name, text
 
 
 def test_docstrings_begin_with_a_verb() -> None:
