@@ -91,7 +91,7 @@ class Kubelet:
 
     @property
     def flags(self) -> list[str]:
-        """Its command line, without the program."""
+        """Return the kubelet's command-line flags."""
         return self._command[1:]
 
     def start(self) -> None:

@@ -53,7 +53,7 @@ PODS: dict[str, dict[str, Any]] = {
 
 
 class ClusterNode:
-    """A node with a device plugin and a storage driver, served by a kubelet or by the agent."""
+    """Serve a node with a device plugin and a CSI driver by a kubelet or by the agent."""
 
     def __init__(
         self, directory: Path, kubelet: Kubelet, plane: ControlPlane, runtime: RuntimeClient
@@ -115,7 +115,7 @@ class ClusterNode:
             await agent.wait()
 
     async def held(self) -> dict[str, Any]:
-        """All that must not change."""
+        """Return the state that must not change: containers, mounts, devices and CPUs."""
         containers = await self._runtime.list_containers()
         statuses = [(await self._runtime.container_status(one.id)).status for one in containers]
         devices = json.loads((self.root / "device-plugins" / "kubelet_internal_checkpoint").read_text())
