@@ -46,6 +46,12 @@ def test_equal_nodes_are_all_found(form):
 
 
 @FORMS
+def test_a_node_outside_of_all_cells_counts_for_none(form):
+    cell, chosen = np.array([-1, 2, 0], np.int32), np.ones(3, np.uint8)
+    assert form.seen_cells(cell, chosen, 2).tolist() == [True, False]
+
+
+@FORMS
 def test_no_node_is_best_of_none(form):
     none = np.zeros(2, np.uint8)
     assert not len(form.best_nodes(np.zeros(2, np.int64), none, none.astype(np.int32), np.zeros(1, np.int64)))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from engine.api.config import KubeletConfiguration
@@ -24,6 +24,7 @@ from engine.cpumanager.topology import Processor
 from engine.memorymanager.state import NodeMemory
 from tests.topologymanager.machine_rig import MIB, World, pod_of, reserve
 
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 OPTIONS = [
     {},
     {"full-pcpus-only": "true"},
@@ -144,7 +145,7 @@ def configuration(
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
 @given(
     machines(),
     st.sampled_from(OPTIONS),
@@ -169,7 +170,7 @@ def test_random_histories(
                 await apply_event(world, number, what, argument)
                 world.check()
         except InvalidInput:
-            return
+            reject()  # too many of these fail the test: most of the machines can be used
         await world.end()
 
     with directory() as root:

@@ -18,7 +18,7 @@ def seen_cells(cell: NDArray[np.int32], nodes: NDArray[np.uint8], cells: int) ->
     """
     found = np.zeros(cells, bool)
     mine = cell[nodes != 0]
-    found[mine[mine < cells]] = True
+    found[mine[(mine >= 0) & (mine < cells)]] = True
     return found
 
 

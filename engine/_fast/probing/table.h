@@ -116,8 +116,8 @@ struct connection {
     timer deadline;
     probe *owner;
     connection *next_free;
-    char *request;   /* kept, like output, for the next probe */
-    char *output;    /* of KIND_EXEC: EXEC_OUTPUT_LIMIT bytes */
+    char *request;         /* kept, like output, for the next probe */
+    char *output;          /* of KIND_EXEC: EXEC_OUTPUT_LIMIT bytes */
     grpc_buffers *buffers; /* of KIND_EXEC, KIND_GRPC and KIND_H2C */
     uint64_t began_ns;
     uint64_t lag_ns; /* the loop's when the connection began */
@@ -396,7 +396,8 @@ static inline void probe_outcome(probe_loop *l, probe *p, uint8_t outcome, uint8
         return;
     }
     now = monotonic_ns();
-    if (hurried && !probe_is_hurried(p)) probe_schedule(l, p, now + p->period_ns, grid_of(l, p, p->period_ns));
+    if (hurried && !probe_is_hurried(p))
+        probe_schedule(l, p, now + p->period_ns, grid_of(l, p, p->period_ns));
     took = p->began_ns ? now - p->began_ns : 0;
     p->duration_us = microseconds(took);
     l->outcomes[outcome]++;
