@@ -88,9 +88,9 @@ async def test_one_profile_is_taken_at_a_time_and_ends_with_its_client(
 ) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def sampled(seconds: float, ended: threading.Event) -> str:
+    def sampled(seconds: float, stop: threading.Event) -> str:
         begun.set()
-        ended.wait()
+        stop.wait()
         ended.set()
         return ""
 
