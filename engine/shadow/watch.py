@@ -364,7 +364,7 @@ class Shadow:
                 clock=self.clock,
                 registry=Registry(),
                 tasks=Tasks(),
-                on_event=self._record.runtime_event if self._record is not None else lambda event: None,
+                on_event=self._record.runtime_event if self._record is not None else None,
             )
             self._watch.follow()
         await self._watch.refresh()

@@ -143,7 +143,7 @@ def test_the_page_about_a_rollout_is_walked(tmp_path: Path) -> None:
     shell("kubengine plan synth --nodes 3 --pods-per-node 40 --seed 7 -o cluster.kes", tmp_path)
     _snapshot, asked, files, pipeline = blocks(page, "sh")
     output = shell(asked, tmp_path)
-    (shown,) = blocks(page, "text")
+    shown, _of_a_kubelets_node = blocks(page, "text")
     assert [line for line in shown.splitlines() if line != "…" and line not in output] == []
     shell(files, tmp_path)
     assert (tmp_path / "rollout.html").stat().st_size > 1000

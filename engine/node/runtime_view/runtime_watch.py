@@ -126,7 +126,7 @@ class RuntimeWatch:
         on_trouble: Callable[[], None] = lambda: None,
         tasks: Tasks | None = None,
         relist_seconds: float = RELIST_SECONDS,
-        on_event: OnEvent = lambda event: None,
+        on_event: OnEvent | None = None,
     ) -> None:
         self._runtime = runtime
         self._on_change = on_change
@@ -403,7 +403,8 @@ class RuntimeWatch:
         self._wake.set()
 
     def _apply(self, event: cri.ContainerEventResponse) -> None:
-        self._on_event(event)
+        if self._on_event is not None:
+            self._on_event(event)
         sandbox = event.pod_sandbox_status
         record = self._record(sandbox.labels)
         if record is None:
