@@ -193,8 +193,9 @@ class Collection:
                 self._kept[row] = reason
 
     def _undecided(self, mask: bytearray) -> bytearray:
-        """Return `mask` without the rows that have been decided."""
-        return _without(mask, (*self._outcomes.chosen, *self._kept))
+        """Clear the rows that have been decided, and return `mask`."""
+        selection.leave_out(mask, (*self._outcomes.chosen, *self._kept))
+        return mask
 
     async def _free_old(self, began: float) -> None:
         policy, now = self.policy, self.report.at
@@ -246,7 +247,7 @@ class Collection:
             rows = selection.order(cells, mask, self.policy, report.at, missing)
             if not rows:
                 return
-            mask = _without(mask, rows)
+            selection.leave_out(mask, rows)
             gone = await self._remove(rows, SPACE, FOR_SPACE)
             report.freed += self._sizes(gone)
             # One image is removed even if nothing is missing, as in the kubelet, which checks after each
@@ -382,9 +383,3 @@ class Collection:
 def _rows(mask: Iterable[int]) -> list[int]:
     """Return the rows that a mask has, ascending."""
     return list(compress(count(), mask))
-
-
-def _without(mask: bytearray, rows: Iterable[int]) -> bytearray:
-    for row in rows:
-        mask[row] = False
-    return mask

@@ -7,6 +7,7 @@ The columns are an agent's cells or a planner's arrays. A mask has a byte for ea
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 from engine._fast.ranking import image_order
@@ -74,6 +75,12 @@ def order(
             "d", (-size * (max(now - max(used, first), 1.0) / DAY) for size, used, first in times)
         )
     return order_and_cut(primary, last_used, columns.size, eligible, target)[0]
+
+
+def leave_out(mask: bytearray, rows: Iterable[int]) -> None:
+    """Clear these rows of a mask."""
+    for row in rows:
+        mask[row] = False
 
 
 def why_kept(columns: Columns, row: int, policy: ImageGCPolicy, now: float) -> str:

@@ -56,8 +56,8 @@ def test_events_of_one_object_are_limited_and_others_unaffected():
 def test_an_event_that_the_server_forgot_is_created_again():
     series = EventSeries()
     series.next(make_event(), "a")
-    anew = series.recreated(series.next(make_event(at=1001.0), "b"), "c")
-    assert (anew.name, anew.count, anew.first) == ("c", 1, 1001.0)
+    created = series.recreated(series.next(make_event(at=1001.0), "b"), "c")
+    assert (created.name, created.count, created.first) == ("c", 1, 1001.0)
     assert series.next(make_event(at=1002.0), "d").name == "c"
 
 

@@ -35,8 +35,8 @@ async def rankings_and_evictions(mount: Path, scratch: Path) -> dict[str, Any]:
     """Return the rankings and evictions by managers with and without `countSwap`.
 
     One pod holds 90 MiB, most of it swapped out, its neighbour 40 MiB in memory. The available memory is
-    below the threshold, and above it with the swap that pods may still use. Then the pod may use no more
-    swap.
+    below the threshold, and above it with the swap that pods may still use. Then the pod may not use
+    further swap.
     """
     swap_on(scratch / "swap")
     node = PrivateNode("/swap", find_mounts(str(mount)))

@@ -56,8 +56,8 @@ async def shown(rig, monkeypatch, looks: list[dict[str, Any]], *arguments: str) 
     described |= {"sandbox": "s", "runs": 10, "seconds": 0.4, "cpu_seconds": 0.001, "untold": ""}
     left = iter(looks)
 
-    def describe(self: AgentClient, room: str, **query: str) -> dict[str, Any]:
-        return rig.manager.describe() if room == "probes" else {"pods": [described | next(left)]}
+    def describe(self: AgentClient, component: str, **query: str) -> dict[str, Any]:
+        return rig.manager.describe() if component == "probes" else {"pods": [described | next(left)]}
 
     monkeypatch.setattr(AgentClient, "describe", describe)
     run = asyncio.to_thread(CliRunner().invoke, command, arguments, env={"COLUMNS": "200"})

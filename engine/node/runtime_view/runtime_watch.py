@@ -207,7 +207,7 @@ class RuntimeWatch:
         return self.pods.get(uid) or PodRecord(uid, "", "")
 
     async def refresh(self) -> None:
-        """Relist, unless the event stream told everything since the last relist. Raises the first failure."""
+        """Relist, unless the event stream has reported each change since then. Raises the first failure."""
         stood = self._listed_at - self._streaming_since
         if self._streaming and stood > 0 and time.monotonic() - self._listed_at < relist_period(stood):
             return

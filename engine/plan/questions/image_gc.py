@@ -126,8 +126,7 @@ def _run(
             return removed, ("collect", "", "by age only", freed, "bytes")
         return removed, ("idle", "", f"usage {usage} % below {policy.high_threshold_percent} %", 0, "bytes")
     eligible = selection.spare(columns, policy, now)
-    for row in aged:
-        eligible[row] = False
+    selection.leave_out(eligible, aged)
     chosen = selection.order(columns, eligible, policy, now, wanted)
     removed += [(row, f"{policy.order} order, for space") for row in chosen]
     gained = int(columns.size[chosen].sum())
