@@ -188,7 +188,7 @@ def config_flags(arguments: list[str]) -> dict[str, str]:
     Flags are read as the kubelet reads them: `--flag=value`, `--flag value`, and `--flag` alone for true.
     Values of a repeated list or map are joined; of any other repeated flag the last value counts.
     """
-    from engine.cli.agent.kubelet_flags import FIELDS, JOINED, SWITCHES, WITHOUT_EFFECT
+    from engine.cli.agent.kubelet_flags import FIELDS, JOINED, NOT_NEEDED, SWITCHES, WITHOUT_EFFECT
 
     flags: dict[str, str] = {}
     left = list(arguments)
@@ -206,6 +206,8 @@ def config_flags(arguments: list[str]) -> dict[str, str]:
         if name in FIELDS:
             joined = name in JOINED and name in flags
             flags[name] = f"{flags[name]}{JOINED[name]}{value}" if joined else value
+        elif name in NOT_NEEDED:
+            log.info("--%s is not needed: %s", name, NOT_NEEDED[name])
         elif name in WITHOUT_EFFECT:
             log.warning("--%s has no effect here; for the kubelet it %s", name, WITHOUT_EFFECT[name])
         else:

@@ -13,7 +13,14 @@ from engine.api.config import KubeletConfiguration
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput
 from engine.cli.agent.kubelet_config import load_kubelet_config
-from engine.cli.agent.kubelet_flags import FIELDS, SWITCHES, WITHOUT_EFFECT, apply_flags, read_labels
+from engine.cli.agent.kubelet_flags import (
+    FIELDS,
+    NOT_NEEDED,
+    SWITCHES,
+    WITHOUT_EFFECT,
+    apply_flags,
+    read_labels,
+)
 from engine.cli.kubelet import command, config_flags
 
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
@@ -173,6 +180,17 @@ def test_flags_are_split_as_the_kubelet_splits_them(caplog: pytest.LogCaptureFix
     assert "no-such-flag" in said[2]
 
 
+@pytest.mark.parametrize(
+    "line", ["--runtime-cgroups=/system.slice/containerd.service", "--runtime_cgroups /x"]
+)
+def test_the_cgroup_of_the_runtime_is_no_reason_for_a_warning(line: str, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    assert config_flags(line.split()) == {}
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert "listens on its socket" in record.getMessage()
+
+
 KUBELETS = """
 address allowed-unsafe-sysctls anonymous-auth application-metrics-count-limit
 authentication-token-webhook authentication-token-webhook-cache-ttl authorization-mode
@@ -213,10 +231,11 @@ volume-plugin-dir volume-stats-agg-period
 
 def test_every_flag_of_the_kubelet_is_known():
     ours = {option.lstrip("-") for parameter in command.params for option in parameter.opts}
-    known = FIELDS.keys() | WITHOUT_EFFECT.keys() | ours
-    assert set(KUBELETS.split()) <= known
-    assert not FIELDS.keys() & WITHOUT_EFFECT.keys()
-    assert ours & (FIELDS.keys() | WITHOUT_EFFECT.keys()) == {"v"}, "the flag that is also written -v4"
+    tables = (FIELDS.keys(), NOT_NEEDED.keys(), WITHOUT_EFFECT.keys())
+    known = set().union(*tables)
+    assert set(KUBELETS.split()) <= known | ours
+    assert len(known) == sum(map(len, tables)), "no flag is in two tables"
+    assert ours & known == {"v"}, "the flag that is also written -v4"
 
 
 @pytest.mark.parametrize("flag", ["--version", "--version=raw"])

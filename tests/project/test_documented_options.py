@@ -10,7 +10,7 @@ import click
 import pytest
 
 from engine.cli import _kubengine
-from engine.cli.agent.kubelet_flags import FIELDS, WITHOUT_EFFECT
+from engine.cli.agent.kubelet_flags import FIELDS, NOT_NEEDED, WITHOUT_EFFECT
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -58,7 +58,7 @@ def called(line: str) -> tuple[list[str], set[str]]:
 
 def every_option() -> set[str]:
     known = {
-        f"--{flag}" for flag in (*FIELDS, *WITHOUT_EFFECT)
+        f"--{flag}" for flag in (*FIELDS, *NOT_NEEDED, *WITHOUT_EFFECT)
     }  # what `kubengine kubelet` takes beside its own
     waiting: list[click.Command] = [_kubengine]
     while waiting:

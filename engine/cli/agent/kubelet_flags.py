@@ -264,11 +264,14 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "maximum-dead-containers": "limits the number of dead containers on the node",
     "maximum-dead-containers-per-container": "limits the number of dead instances of a container",
     "minimum-container-ttl-duration": "sets how long dead containers are kept",
-    "runtime-cgroups": "names the runtime's cgroup for statistics",
     "vmodule": "chooses the log's level by source file",
     "pod-infra-container-image": "keeps the pause image from image garbage collection",
 }
 """Kubelet flags that have no effect here, with what each does in the kubelet."""
+NOT_NEEDED: Final[Mapping[str, str]] = {
+    "runtime-cgroups": "the runtime's cgroup is that of the process that listens on its socket",
+}
+"""Kubelet flags that tell the kubelet facts which the agent finds by itself, with how it finds them."""
 
 
 _ZERO_IS_ZERO = ("eviction-pressure-transition-period", "max-pods", "minimum-image-ttl-duration")
