@@ -51,7 +51,7 @@ class Cluster:
                 raise
             return None
 
-    async def when(self, name: str, holds: Callable[[Object | None], bool]) -> Object | None:
+    async def wait_for(self, name: str, holds: Callable[[Object | None], bool]) -> Object | None:
         """Wait until `holds` accepts a pod, and return the pod; None stands for a pod that does not exist."""
         async with asyncio.timeout(PATIENCE):
             while True:
@@ -61,15 +61,15 @@ class Cluster:
                 await asyncio.sleep(0.05)
 
     async def until(self, name: str, phase: str) -> Object:
-        found = await self.when(name, lambda pod: pod is not None and pod["status"].get("phase") == phase)
+        found = await self.wait_for(name, lambda pod: pod is not None and pod["status"].get("phase") == phase)
         assert found is not None
         return found
 
     async def gone(self, name: str) -> None:
-        await self.when(name, lambda pod: pod is None)
+        await self.wait_for(name, lambda pod: pod is None)
 
     async def ready(self, name: str, other_than: str = "") -> Object:
-        found = await self.when(
+        found = await self.wait_for(
             name,
             lambda pod: (
                 pod is not None

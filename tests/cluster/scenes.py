@@ -62,7 +62,7 @@ class Scene(DeviceRig):
         listed = await self.plane.admin.get(PODS, Object)
         return {pod["metadata"]["name"]: pod for pod in listed["items"]}
 
-    async def when(self, name: str, holds: Callable[[Object], bool]) -> Object:
+    async def wait_for(self, name: str, holds: Callable[[Object], bool]) -> Object:
         """Wait until the server has the pod and `holds` accepts it, and return it."""
         async with asyncio.timeout(PATIENCE):
             while True:

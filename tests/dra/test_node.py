@@ -223,7 +223,7 @@ async def test_device_health_appears_in_the_pod_status(claims: ClaimsRig) -> Non
             shown == {"resourceID": f"{DRIVER}/device=gpu", "health": "Unhealthy", "message": "too hot"}
         )
 
-    await claims.cluster.when("p", unhealthy)
+    await claims.cluster.wait_for("p", unhealthy)
 
 
 async def test_an_extended_resource_may_be_a_claim(claims: ClaimsRig) -> None:
@@ -421,4 +421,4 @@ async def test_gates_take_health_or_its_message_out_of_the_status(claims: Claims
         assert shown(await claims.cluster.pod("p")) == []
         return
     unhealthy = {"resourceID": f"{DRIVER}/device=gpu", "health": "Unhealthy"}
-    await claims.cluster.when("p", lambda pod: shown(pod) == [unhealthy])
+    await claims.cluster.wait_for("p", lambda pod: shown(pod) == [unhealthy])

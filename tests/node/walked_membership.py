@@ -62,7 +62,7 @@ class MembersLife(Life):
         await eventually(lambda: self._published(pod, "configmap/map/said") == "after")
         resources = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "20m"}}}]}
         await self.cluster.client.patch(f"{PODS}/{self.web}/resize", {"spec": resources}, Object)
-        await self.cluster.when(self.web, _resized)
+        await self.cluster.wait_for(self.web, _resized)
         before = self._running()
         assert len(before) == 2
         await self.stop()

@@ -123,7 +123,7 @@ async def pull_error(cluster: Cluster, name: str) -> str:
         statuses = (pod or {}).get("status", {}).get("containerStatuses", ())
         return statuses[0]["state"].get("waiting", {}) if statuses else {}
 
-    pod = await cluster.when(
+    pod = await cluster.wait_for(
         name, lambda pod: waiting(pod).get("reason") in ("ErrImagePull", "ImagePullBackOff")
     )
     return str(waiting(pod)["message"])

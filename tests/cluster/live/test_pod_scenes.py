@@ -38,10 +38,10 @@ async def test_the_victim_of_a_critical_pod_shows_that_it_was_disrupted(scene: S
     most = int(scene.node.node_object().allocatable["cpu"].milli)  # type: ignore[union-attr]
     amount = {"resources": {"requests": {"cpu": f"{most - 100}m"}}}
     await scene.run("victim", containers=[container(**amount)])
-    await scene.when("victim", is_ready)
+    await scene.wait_for("victim", is_ready)
     await scene.run("critical", containers=[container(**amount)], **CRITICAL)
-    await scene.when("critical", is_ready)
-    victim = await scene.when("victim", lambda pod: pod["status"]["phase"] == "Failed")
+    await scene.wait_for("critical", is_ready)
+    victim = await scene.wait_for("victim", lambda pod: pod["status"]["phase"] == "Failed")
     assert victim["status"]["reason"] == "Preempting"
     disruption = conditions(victim)["DisruptionTarget"]
     assert (disruption["status"], disruption["reason"]) == ("True", "TerminationByKubelet")
@@ -54,10 +54,10 @@ async def test_a_pod_that_uses_too_much_shows_that_it_was_evicted(scene: Scene):
     volume = {"name": "e", "emptyDir": {"sizeLimit": "32Ki"}}
     mounted = container(volumeMounts=[{"name": "e", "mountPath": "/e"}])
     pod = await scene.run("greedy", containers=[mounted], volumes=[volume])
-    await scene.when("greedy", is_ready)
+    await scene.wait_for("greedy", is_ready)
     directory = scene.root / "pods" / pod["metadata"]["uid"] / "volumes/kubernetes.io~empty-dir/e"
     (directory / "file").write_bytes(os.urandom(64 * 1024))
-    evicted = await scene.when("greedy", lambda pod: pod["status"]["phase"] == "Failed")
+    evicted = await scene.wait_for("greedy", lambda pod: pod["status"]["phase"] == "Failed")
     assert evicted["status"]["reason"] == "Evicted"
     assert evicted["status"]["message"] == 'Usage of EmptyDir volume "e" exceeds the limit "32Ki". '
     assert conditions(evicted)["Ready"]["reason"] == "PodFailed"
@@ -67,7 +67,7 @@ async def test_a_pod_that_uses_too_much_shows_that_it_was_evicted(scene: Scene):
 async def test_a_pod_shows_its_devices_through_restarts_of_agent_and_plugin(scene: Scene):
     plugin = await scene.plugin(2)
     await scene.run("gpu", containers=[container(resources={"limits": {GPU: 1}})])
-    pod = await scene.when("gpu", is_ready)
+    pod = await scene.wait_for("gpu", is_ready)
     (held,) = pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"]
     assert held["name"] == GPU
     assert [device["health"] for device in held["resources"]] == ["Healthy"]
@@ -77,14 +77,14 @@ async def test_a_pod_shows_its_devices_through_restarts_of_agent_and_plugin(scen
         return lambda pod: pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"] == wanted
 
     await plugin.stop()
-    await scene.when("gpu", shows("Unhealthy"))
+    await scene.wait_for("gpu", shows("Unhealthy"))
     await plugin.start()
     plugin.follow(scene.plugin_dir)
-    await scene.when("gpu", shows("Healthy"))
+    await scene.wait_for("gpu", shows("Healthy"))
     await scene.restart()
     await eventually(lambda: scene.allocatable() == 2)
     await scene.run("later")
-    await scene.when("later", is_ready)
+    await scene.wait_for("later", is_ready)
     assert shows("Healthy")((await scene.pods())["gpu"])
     assert scene.starts() == 2
 
@@ -92,14 +92,14 @@ async def test_a_pod_shows_its_devices_through_restarts_of_agent_and_plugin(scen
 @pytest.mark.parametrize("away", [False, True], ids=["agent-there", "agent-away"])
 async def test_a_pod_with_another_uid_replaces_the_pod_of_the_same_name(scene: Scene, away: bool):
     first = await scene.run("web")
-    await scene.when("web", is_ready)
+    await scene.wait_for("web", is_ready)
     if away:
         await scene.stop()
     await scene.delete("web", grace=0)
     second = await scene.run("web")
     if away:
         await scene.start()
-    pod = await scene.when("web", is_ready)
+    pod = await scene.wait_for("web", is_ready)
     assert pod["metadata"]["uid"] == second["metadata"]["uid"] != first["metadata"]["uid"]
     uids = {s.config.metadata.uid for s in scene.runtime.service.records.sandboxes.values()}
     assert uids == {second["metadata"]["uid"]}
@@ -124,10 +124,10 @@ async def test_containers_of_each_kind_are_resized_while_they_run(scene: Scene):
         return holds
 
     async def resize(field: str, kind: str, name: str) -> None:
-        await scene.when("web", has(kind, name, 100))
+        await scene.wait_for("web", has(kind, name, 100))
         spec = {field: [{"name": name, **amounts(300)}]}
         await scene.plane.admin.patch(f"{PODS}/web/resize", {"spec": spec}, Object)
-        await scene.when("web", has(kind, name, 300))
+        await scene.wait_for("web", has(kind, name, 300))
 
     await resize("initContainers", "initContainer", "side")
     await resize("initContainers", "initContainer", "init")
@@ -135,7 +135,7 @@ async def test_containers_of_each_kind_are_resized_while_they_run(scene: Scene):
     (running,) = (c for c in held if c.config.metadata.name == "init")
     scene.runtime.end_container(running.id, exit_code=0)
     await resize("containers", "container", "app")
-    pod = await scene.when("web", is_ready)
+    pod = await scene.wait_for("web", is_ready)
     statuses = [*pod["status"]["initContainerStatuses"], *pod["status"]["containerStatuses"]]
     assert {each["restartCount"] for each in statuses} == {0}
     assert not {"PodResizePending", "PodResizeInProgress"} & conditions(pod).keys()

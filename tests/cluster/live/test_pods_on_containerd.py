@@ -49,9 +49,9 @@ class Site:
             conditions = pod.get("status", {}).get("conditions", ())
             return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
-        return await self.when(name, is_ready)
+        return await self.wait_for(name, is_ready)
 
-    async def when(self, name: str, holds: Callable[[Object], bool]) -> Object:
+    async def wait_for(self, name: str, holds: Callable[[Object], bool]) -> Object:
         while True:
             try:
                 return await shown(self.admin, f"{NAMESPACE}/pods/{name}", holds)
@@ -307,7 +307,7 @@ async def test_a_pod_has_each_kind_of_volume_of_its_node(site: Site, tmp_path: P
         statuses = {each["name"]: each for each in pod["status"].get("containerStatuses", ())}
         return "retries" in statuses and statuses["retries"]["restartCount"] == 1
 
-    await site.when("kinds", again)
+    await site.wait_for("kinds", again)
     await site.ready("kinds")
     await site.admin.delete(f"{NAMESPACE}/pods/kinds", {"gracePeriodSeconds": 1})
     await eventually(lambda: list((site.root / "pods").iterdir()) == [])
@@ -373,7 +373,7 @@ async def test_a_variable_that_is_missing_holds_its_container_up(site: Site) -> 
             'secret "no" not found',
         )
 
-    await site.when("env", waits)
+    await site.wait_for("env", waits)
     assert await site.event_message("env", "Failed") == 'Error: secret "no" not found'
     await site.create(f"{NAMESPACE}/secrets", "no", data={"k": encoded("1")})
     await site.ready("env")

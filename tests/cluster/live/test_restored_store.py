@@ -20,11 +20,11 @@ async def test_pods_of_the_snapshot_go_on_and_later_ones_end(scene: Scene):
     snapshot = await scene.plane.snapshot()
     await scene.plane.admin.patch(NODE, {"metadata": {"labels": {"later": "1"}}}, Object)
     later = await scene.run("later")
-    await scene.when("later", is_ready)
+    await scene.wait_for("later", is_ready)
     await scene.delete("changed")
     await scene.gone("changed")
     await scene.run("changed")
-    await scene.when("changed", is_ready)
+    await scene.wait_for("changed", is_ready)
     before = scene.starts()
     await scene.plane.set_back(snapshot)
     uid = changed["metadata"]["uid"]
@@ -38,22 +38,22 @@ async def test_pods_of_the_snapshot_go_on_and_later_ones_end(scene: Scene):
     assert told["metadata"]["uid"] == node["metadata"]["uid"]
     await eventually(lambda: "later" not in scene.node.node_object().labels)  # type: ignore[union-attr]
     await scene.run("new")
-    await scene.when("new", is_ready)
+    await scene.wait_for("new", is_ready)
 
 
 async def test_a_node_of_an_emptied_server_registers_again_and_keeps_pods_of_the_same_name(scene: Scene):
     manifest = scene.write("static", {"containers": [container()]})
     first = await scene.run("web")
-    await scene.when("web", is_ready)
-    mirror = await scene.when("static-n1", is_ready)
+    await scene.wait_for("web", is_ready)
+    mirror = await scene.wait_for("static-n1", is_ready)
     node = await node_ready(scene)
     await scene.plane.set_back(None)
     made = await scene.run("web")
-    web = await scene.when("web", is_ready)
+    web = await scene.wait_for("web", is_ready)
     assert web["metadata"]["uid"] == made["metadata"]["uid"] != first["metadata"]["uid"]
     registered = await node_ready(scene)
     assert registered["metadata"]["uid"] != node["metadata"]["uid"]
-    shown_again = await scene.when("static-n1", is_ready)
+    shown_again = await scene.wait_for("static-n1", is_ready)
     (owner,) = shown_again["metadata"]["ownerReferences"]
     assert owner["uid"] == registered["metadata"]["uid"]
     assert shown_again["status"]["containerStatuses"] == mirror["status"]["containerStatuses"]

@@ -128,7 +128,7 @@ async def test_pods_get_volumes_of_a_driver(scene: Scene, monkeypatch: pytest.Mo
         await eventually(in_use)
         assert driver.called("NodeStageVolume") == []
         await attach(scene)
-        pod = await scene.when("p", is_ready)
+        pod = await scene.wait_for("p", is_ready)
         (staged,) = driver.called("NodeStageVolume")
         assert dict(staged.publish_context) == {"device": "/dev/x"}
         assert driver.volume("h1").stat().st_gid == 77

@@ -48,7 +48,7 @@ async def test_pods_probes_and_manifests_go_on_while_the_server_is_away(scene: S
     await scene.run("probed", containers=[container(**probe)])
     ended = await scene.run("ended")
     leaves = scene.write("leaves", {"containers": [container()]})
-    before = {name: await scene.when(name, is_ready) for name in ("probed", "ended", "leaves-n1")}
+    before = {name: await scene.wait_for(name, is_ready) for name in ("probed", "ended", "leaves-n1")}
     node = scene.node
     await scene.plane.stop_server()
     probed.good = False
@@ -61,13 +61,13 @@ async def test_pods_probes_and_manifests_go_on_while_the_server_is_away(scene: S
     await eventually(lambda: scene.starts() == starts + 2, every=0.1)
     await eventually(lambda: phase(scene, "comes-n1") == "Running" and not phase(scene, "leaves-n1"))
     await scene.plane.start_server()
-    await scene.when("ended", lambda pod: pod["status"]["containerStatuses"][0]["restartCount"] == 1)
-    unready = await scene.when("probed", lambda pod: not is_ready(pod))
+    await scene.wait_for("ended", lambda pod: pod["status"]["containerStatuses"][0]["restartCount"] == 1)
+    unready = await scene.wait_for("probed", lambda pod: not is_ready(pod))
     assert conditions(unready)["Ready"]["reason"] == "ContainersNotReady"
-    await scene.when("comes-n1", is_ready)
+    await scene.wait_for("comes-n1", is_ready)
     await scene.gone("leaves-n1")
     probed.good = True
-    after = await scene.when("probed", is_ready)
+    after = await scene.wait_for("probed", is_ready)
     assert after["status"]["startTime"] == before["probed"]["status"]["startTime"]
     assert after["status"]["containerStatuses"] == before["probed"]["status"]["containerStatuses"]
     told: Object = await scene.plane.admin.get(NODE, dict[str, Any])

@@ -520,6 +520,6 @@ async def test_a_missing_variable_holds_the_container_up(
         statuses = (pod or {}).get("status", {}).get("containerStatuses", ())
         return statuses[0]["state"].get("waiting", {}) if statuses else {}
 
-    pod = await cluster.when("p", lambda pod: waiting(pod).get("reason") == "CreateContainerConfigError")
+    pod = await cluster.wait_for("p", lambda pod: waiting(pod).get("reason") == "CreateContainerConfigError")
     assert waiting(pod)["message"] == words
     assert f"Error: {words}" in messages(joined, "Failed")

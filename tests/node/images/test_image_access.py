@@ -410,9 +410,9 @@ async def test_a_pull_secret_opens_the_registry_and_the_image_is_for_its_owners(
     await cluster.ready("again")
     assert len(registry.pulls) == 2, "it is there, and the pod may use it"
     await run_private(cluster, "stranger")
-    await cluster.when("stranger", waits_for("ErrImagePull"))
+    await cluster.wait_for("stranger", waits_for("ErrImagePull"))
     await run_private(cluster, "never", imagePullPolicy="Never")
-    await cluster.when("never", waits_for("ErrImageNeverPull"))
+    await cluster.wait_for("never", waits_for("ErrImageNeverPull"))
     pulled = len(registry.pulls)
     await joined.restart()
     await run_private(cluster, "later", "good")
@@ -453,7 +453,7 @@ async def test_an_image_is_not_pulled_until_its_pull_can_be_recorded(
     pull_secret(cluster, "good")
     await joined.start()
     await run_private(cluster, "one", "good")
-    pod = await cluster.when("one", waits_for("ErrImagePull"))
+    pod = await cluster.wait_for("one", waits_for("ErrImagePull"))
     assert pod is not None
     message = pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"]
     assert message.startswith("Failed to record image pull intent")

@@ -91,7 +91,7 @@ async def test_pods_wait_while_the_disk_is_full_and_start_when_space_is_free(
     fill(full_disk)
     await cluster.run("ours", containers=[WITH_DEVICE])
     rig.write("static", {"containers": [WITH_DEVICE]})
-    waiting = await cluster.when("ours", lambda pod: pod is not None and "reason" in pod["status"])
+    waiting = await cluster.wait_for("ours", lambda pod: pod is not None and "reason" in pod["status"])
     assert waiting is not None
     assert waiting["status"]["phase"] == "Pending"
     assert waiting["status"]["reason"] == "AwaitingNode"

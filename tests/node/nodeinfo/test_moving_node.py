@@ -67,7 +67,9 @@ async def test_the_nodes_status_and_its_pods_follow_its_address(
     ]
     await eventually(lambda: shown() == moved)
     for name in ("web", "host"):
-        pod = await cluster.when(name, lambda pod: bool(pod and pod["status"]["hostIP"] == "198.51.100.9"))
+        pod = await cluster.wait_for(
+            name, lambda pod: bool(pod and pod["status"]["hostIP"] == "198.51.100.9")
+        )
         assert pod is not None
         assert pod["status"]["hostIPs"] == [{"ip": "198.51.100.9"}]
     assert pod["status"]["podIP"] == host["status"]["podIP"] == "192.0.2.7", "it keeps its first one"

@@ -236,7 +236,7 @@ async def test_the_mirror_of_a_static_pod_that_ends_stays_until_it_has_ended(
         assert here or not node.running.pods.may_run(static.uid)
         return not here
 
-    await cluster.when("st-n1", gone)
+    await cluster.wait_for("st-n1", gone)
     if edited:
         await cluster.ready("st-n1")
 
@@ -278,7 +278,7 @@ async def test_a_resize_shows_in_the_api_while_it_waits_while_it_is_done_and_whe
     await cluster.ready("web")
     await cluster.ready("other")
     await resize(cluster, "web", 300)
-    pod = await cluster.when("web", lambda pod: bool(condition(pod or {}, "PodResizePending")))
+    pod = await cluster.wait_for("web", lambda pod: bool(condition(pod or {}, "PodResizePending")))
     assert pod is not None
     pending = condition(pod, "PodResizePending")
     assert (pending["reason"], pending["observedGeneration"]) == ("Deferred", 2)
@@ -286,9 +286,9 @@ async def test_a_resize_shows_in_the_api_while_it_waits_while_it_is_done_and_whe
     assert pending["lastProbeTime"]
     assert pod["status"]["containerStatuses"][0]["allocatedResources"] == {"cpu": "100m"}
     await cluster.delete("other")
-    await cluster.when("web", lambda pod: bool(condition(pod or {}, "PodResizeInProgress")))
+    await cluster.wait_for("web", lambda pod: bool(condition(pod or {}, "PodResizeInProgress")))
     may_go.set()
-    done = await cluster.when("web", lambda pod: not condition(pod or {}, "PodResizeInProgress"))
+    done = await cluster.wait_for("web", lambda pod: not condition(pod or {}, "PodResizeInProgress"))
     assert done is not None
     assert not condition(done, "PodResizePending")
     (shown,) = done["status"]["containerStatuses"]
@@ -316,16 +316,16 @@ async def test_an_unevaluated_resize_is_not_reported_as_observed(
     await cluster.run("web", **cpu(100))
     await cluster.ready("web")
     await resize(cluster, "web", 200)
-    await cluster.when("web", lambda pod: bool(condition(pod or {}, "PodResizeInProgress")))
+    await cluster.wait_for("web", lambda pod: bool(condition(pod or {}, "PodResizeInProgress")))
     await resize(cluster, "web", 300)
-    await cluster.when("web", lambda pod: not condition(pod or {}, "PodResizeInProgress"))
+    await cluster.wait_for("web", lambda pod: not condition(pod or {}, "PodResizeInProgress"))
     await cluster.client.patch(f"{PODS}/web", {"metadata": {"labels": {"a": "b"}}}, Object)
     await eventually(lambda: node.pods()[0].metadata.labels == {"a": "b"})
     pod = await cluster.pod("web")
     assert pod is not None
     assert (pod["metadata"]["generation"], pod["status"]["observedGeneration"]) == (3, 2)
     may_go.set()
-    done = await cluster.when("web", lambda pod: bool(pod and pod["status"]["observedGeneration"] == 3))
+    done = await cluster.wait_for("web", lambda pod: bool(pod and pod["status"]["observedGeneration"] == 3))
     assert done is not None
     assert condition(done, "PodResizeInProgress") or done["status"]["containerStatuses"][0]["resources"] == {
         "requests": {"cpu": "300m"}
@@ -338,7 +338,7 @@ async def test_a_resize_that_waits_still_does_after_a_restart(joined: Joined, cl
     await cluster.run("web", **cpu(100))
     await cluster.ready("web")
     await resize(cluster, "web", most + 1)
-    pod = await cluster.when("web", lambda pod: bool(condition(pod or {}, "PodResizePending")))
+    pod = await cluster.wait_for("web", lambda pod: bool(condition(pod or {}, "PodResizePending")))
     assert pod is not None
     assert condition(pod, "PodResizePending")["reason"] == "Infeasible"
     await joined.restart()

@@ -170,7 +170,7 @@ async def shown_as(cluster: Cluster, pod: str, name: str, state: str) -> Object:
         statuses = (found or {}).get("status", {}).get("ephemeralContainerStatuses") or ()
         return next((each for each in statuses if each["name"] == name), {})
 
-    found = await cluster.when(pod, lambda found: state in of(found).get("state", {}))
+    found = await cluster.wait_for(pod, lambda found: state in of(found).get("state", {}))
     return of(found)
 
 
