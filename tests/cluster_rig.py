@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ class Cluster:
     def __init__(self, server: ApiServer, client: ApiClient) -> None:
         self.server, self.client = server, client
 
-    async def run(self, name: str, node: str = "n1", **spec: Any) -> Object:
+    async def run(
+        self, name: str, node: str = "n1", *, annotations: Mapping[str, str] | None = None, **spec: Any
+    ) -> Object:
         wanted = {
             "nodeName": node,
             "restartPolicy": "Always",
@@ -40,7 +42,8 @@ class Cluster:
             "containers": [container()],
             **spec,
         }
-        value = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": wanted}
+        metadata = {"name": name, "annotations": dict(annotations or {})}
+        value = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": wanted}
         return await self.client.create(PODS, value, Object)
 
     async def pod(self, name: str) -> Object | None:

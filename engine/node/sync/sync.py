@@ -393,9 +393,14 @@ class PodSync:
         finally:
             self._stopping = False
         # The view may lag behind the calls above, so only a fresh list counts: what still runs keeps its
-        # CPUs and devices.
-        if watch.pod(pod.uid).alive and (await watch.reread_pod(pod.uid)).alive:
-            raise Refused("CRI lists it as running after its stop", subject=f"pod {pod.full_name}")
+        # CPUs and devices. A busy containerd answers StopContainer while it retries, for minutes, to delete
+        # the task of a container that has exited, and lists the container as running until then.
+        if watch.pod(pod.uid).alive and (still := await watch.reread_pod(pod.uid)).alive:
+            names = ", ".join(container.name for container in still.may_run) or "the sandbox"
+            raise Refused(
+                f"the runtime confirmed the stop, but still lists {names} as running; trying again",
+                subject=f"pod {pod.full_name}",
+            )
         await self._release()
 
     async def _release(self) -> None:

@@ -385,7 +385,10 @@ class VolumeManager:
         """Handle a failed update: the old contents stay. A missing object will be reported; other failures
         are retried.
         """
-        if str(error) != kept.reported:
+        # An ending namespace may lose the objects before the pod, which needs no newer contents. A kubelet
+        # no longer writes any (`findAndAddNewPods`).
+        is_deleted = kept.pod.metadata.deletion_timestamp is not None
+        if str(error) != kept.reported and not is_deleted:
             kept.reported = str(error)
             self._recorder.pod(kept.pod, WARNING, error.reason, str(error))
         # A watch reports a missing object as soon as it appears; asking again would not find it sooner.

@@ -287,6 +287,28 @@ async def test_a_deleted_object_leaves_its_files_and_is_reported(joined: Joined,
     await eventually(lambda: (volume(joined, "configmap") / "a").read_text() == "2")
 
 
+async def test_a_pod_that_is_being_deleted_may_outlive_its_objects(joined: Joined, cluster: Cluster) -> None:
+    """A namespace that ends deletes its objects while the pods' containers still stop."""
+    config_map(cluster, a="1")
+    await joined.start()
+    await run_with(
+        cluster,
+        {"configMap": {"name": "m"}},
+        annotations={"runtime.kubengine.dev/stop-after": "60s"},
+        terminationGracePeriodSeconds=60,
+    )
+    await cluster.ready("p")
+    await cluster.delete("p", grace=60)
+    await eventually(lambda: pod_of_node(joined).metadata.deletion_timestamp is not None)
+    config_map(cluster, "later", a="1")
+    cluster.server.delete(f"{NAMESPACE}/configmaps/m")
+    await run_with(cluster, {"configMap": {"name": "later"}}, "q")
+    await cluster.ready("q")
+    assert (volume(joined, "configmap") / "a").read_text() == "1"
+    assert messages(joined, "FailedMount") == []
+    await cluster.delete("p", grace=0)
+
+
 @pytest.mark.parametrize("path", ["../out", "/out", "..data/x", "a/../../../out"])
 async def test_no_path_leads_out(joined: Joined, cluster: Cluster, path: str) -> None:
     """An API server refuses such a path; if one accepts it, nothing else is harmed."""

@@ -62,7 +62,7 @@ async def test_a_pod_that_runs_has_not_stopped(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(admission, "remove", remove)
         pod = rig.pod("a")
         assert pod is not None
-        with pytest.raises(Refused, match="lists it as running after its stop"):
+        with pytest.raises(Refused, match="confirmed the stop, but still lists c as running; trying again"):
             await rig.node.kill_pod(pod, EVICTED)
         await eventually(lambda: ran)
         assert ran == [False], "what it holds was given back while it ran"
