@@ -480,6 +480,14 @@ async def test_a_pod_waits_for_the_numa_room_of_one_that_ends(agent):
     assert agent.devices(wide) == ["gpu-2", "gpu-3"]
 
 
+async def test_alignments_count_from_zero(agent):
+    """The kubelet's own suite expects the zeros, which the kubelet sets too early for its registry."""
+    await agent.restart(topology_manager_policy="restricted")
+    for counter in ("count", "failure_count"):
+        counted = agent.registry.metrics[f"kubelet_container_aligned_compute_resources_{counter}"].values
+        assert dict(counted) == {("container", "numa_node"): 0, ("pod", "numa_node"): 0}
+
+
 @pytest.mark.parametrize("scope", ["container", "pod"])
 async def test_a_pod_that_waits_counts_one_failed_alignment(agent, scope):
     """Each try of a waiting pod fails; the admission fails once."""
