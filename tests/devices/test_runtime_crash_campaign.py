@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import KubengineError
+from engine.cri import labels
 from engine.cri.client import RuntimeClient
 from engine.host.mountinfo import mounts_below
 from engine.runtime.embedded import EmbeddedRuntime
@@ -163,14 +164,14 @@ async def test_no_crash_of_the_runtime_gives_a_device_twice_or_loses_what_runs(
 
 
 async def runtime_lists_all(client: RuntimeClient, campaign: Campaign) -> bool:
-    """Tell whether the runtime lists as many running containers as containers have processes."""
+    """Tell whether the running containers of the runtime belong to the pods that have processes."""
     try:
         listed = await client.list_containers()
     except KubengineError:
         return False
-    running = sum(container.state == cri.CONTAINER_RUNNING for container in listed)
-    pods = {variables["SALT"] + variables["POD_UID"] for variables in campaign.processes()}
-    return running == len(pods)
+    running = [c.labels[labels.POD_UID] for c in listed if c.state == cri.CONTAINER_RUNNING]
+    held = {(variables["POD_UID"], variables["SALT"]) for variables in campaign.processes()}
+    return sorted(running) == sorted(uid for uid, _ in held)
 
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
