@@ -104,14 +104,14 @@ DEBUG_VERBOSITY: Final = 4
 
 
 class TracingConfiguration(Struct):
-    """Say where spans are sent, and how many of a million traces (component-base/tracing v1)."""
+    """Configure where spans are sent, and how many of a million traces (component-base/tracing v1)."""
 
     endpoint: str | None = None
     sampling_rate_per_million: int | None = None
 
 
 class LoggingConfiguration(Struct):
-    """Say how the agent logs (component-base/logs v1). A `flushFrequency` that is a number counts
+    """Configure the agent's log (component-base/logs v1). A `flushFrequency` that is a number counts
     nanoseconds.
     """
 

@@ -33,7 +33,7 @@ class AdmissionRejected(KubengineError):
 
 
 class PodEnd(msgspec.Struct, frozen=True):
-    """Say why and how the node itself ends a pod.
+    """Describe why and how the node itself ends a pod.
 
     `grace_period_seconds` None means the pod's own. `condition_reason` is the reason of the DisruptionTarget
     condition, none if empty; its message is `condition_message`, or else `message`. `reason` and `message` go

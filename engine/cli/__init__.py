@@ -23,7 +23,7 @@ KUBECTL = "kubectl"
 """The object of a click context if kubectl runs the program as a plugin."""
 
 COMMANDS: dict[str, str] = {
-    "preempt": "Say whether a node takes a pod, and which pods it would preempt.",
+    "preempt": "Show whether a pod fits on a node, and which pods it would preempt.",
     "eviction": "Show eviction thresholds, the distance to each, and which pods would go first.",
     "images": "Show images and what protects them; `images gc` collects.",
     "cpus": "Show which containers have which CPUs, as a map of nodes and caches.",
@@ -38,10 +38,10 @@ COMMANDS: dict[str, str] = {
     "probes": "Show probes, their state and cost; measure a target.",
     "runtime": "Serve the Container Runtime Interface from the embedded runtime.",
     "run": "Run the node agent on a directory of Pod manifests.",
-    "shadow": "Take a live kubelet's decisions a second time, and compare.",
+    "shadow": "Repeat the decisions of a live kubelet, and compare them.",
     "status": "Show the pods of a running agent.",
-    "takeover": "Say what a take-over of a kubelet's node would do.",
-    "why": "Say why a pod was evicted, preempted, refused or restarted.",
+    "takeover": "Show what a takeover of a kubelet's node would change.",
+    "why": "Explain why a pod was evicted, preempted, refused or restarted.",
 }
 
 PLANNER_LIBRARIES = ("pyarrow",)

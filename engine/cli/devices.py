@@ -16,7 +16,7 @@ from engine.cli.agent.client import AgentClient, agent_option, json_option, prin
 @json_option
 @click.option("--resource", metavar="NAME", help="Only this resource.")
 @click.option(
-    "--explain", metavar="POD", help="Say why this pod (namespace/name, name or uid) has its devices."
+    "--explain", metavar="POD", help="Explain why this pod (namespace/name, name or uid) has its devices."
 )
 def command(agent: AgentClient, as_json: bool, resource: str | None, explain: str | None) -> None:
     """Show device plugin resources, ResourceClaims, their devices and the pods that hold them."""

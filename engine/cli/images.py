@@ -53,7 +53,7 @@ def command(context: click.Context, agent: AgentClient, as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--dry-run", is_flag=True, help="Say what would go and why the rest stays; remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and why the rest stays.")
 @click.option("--all-unused", is_flag=True, help="Everything unused, whatever the thresholds.")
 @json_option
 @agent_option

@@ -49,7 +49,7 @@ def command(
     limit: int,
     **given: Any,
 ) -> None:
-    """Say whether a node would take a pod and, for a critical one, which pods it would preempt and why.
+    """Show whether a pod fits on a node and, for a critical pod, which pods it would preempt and why.
 
     Asks the running agent, or works on files, which `kubectl get node N -o yaml` and `kubectl get pods -A
     --field-selector spec.nodeName=N -o yaml` produce.

@@ -24,7 +24,7 @@ CHANGES = 3
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @kubelet_options
 def command(check: bool, as_json: bool, options: ShadowOptions) -> None:
-    """Say for each pod of a kubelet's node what becomes of it if this agent takes the node over now: kept,
+    """Show for each pod of a kubelet's node what happens to it if this agent takes the node over now: kept,
     restarted, moved to other CPUs or refused, what it holds, and what happens on the way back.
 
     Exit status: 0 every pod is kept, 3 some is not, or something has to be dealt with before.

@@ -28,7 +28,7 @@ NOTHING = 3
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @agent_option
 def command(agent: AgentClient, pod: str, directory: Path | None, everything: bool, as_json: bool) -> None:
-    """Say why POD (namespace/name, a name in `default`, or a uid) was evicted, preempted, refused or
+    """Explain why POD (namespace/name, a name in `default`, or a uid) was evicted, preempted, refused or
     restarted: the decision, its reason and what it examined.
 
     Exit status: 0 if something was decided about the pod, 3 if nothing is known.

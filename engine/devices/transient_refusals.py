@@ -16,8 +16,8 @@ AWAITING_PINNED: Final = "AwaitingPinnedResources"
 
 
 class TransientRefusal(NamedTuple):
-    """Say why a pod that does not get its devices now may get them later. `holders` are uids of pods that
-    end.
+    """Explain why a pod that does not get its devices now may get them later. `holders` are the uids of
+    terminating pods.
     """
 
     reason: str

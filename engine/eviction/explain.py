@@ -83,7 +83,7 @@ def _candidate(place: int, pod: Pod, amount: int | None, resource: str) -> dict[
 
 
 def reason_for_place(pod: Pod, amount: int | None, request: int | None) -> str:
-    """Say why a pod is at its place in the order of eviction; `request` is None for processes."""
+    """Explain a pod's rank in the order of eviction; `request` is None for processes."""
     if is_critical(pod):
         return "critical: never evicted"
     if amount is None:

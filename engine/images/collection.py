@@ -70,7 +70,7 @@ def nothing_protects(_: SeenImage) -> str:
 
 
 class KeptImage(NamedTuple):
-    """Say why an image was not removed; unless it `failed`, a policy of ours kept it at the last moment."""
+    """Explain why an image was not removed: the removal `failed`, or a policy of this agent protected it."""
 
     reason: str
     failed: bool = True

@@ -16,7 +16,7 @@ STATVFS_TIMEOUT = 10.0
 
 
 class RuntimeFilesystems(msgspec.Struct, frozen=True):
-    """Say where the runtime keeps images and writable layers, and the use that it reports of them, in
+    """Hold the directories of the runtime's images and writable layers, and the usage that it reports, in
     bytes.
     """
 

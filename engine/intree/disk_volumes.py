@@ -39,8 +39,8 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class Access(PartlyShown, frozen=True, kw_only=True):
-    """Say how a pod uses a disk. `label` is the SELinux label to mount it with, '' for none; no text of this
-    value shows the secret.
+    """Describe how a pod uses a disk. `label` is the SELinux label to mount it with, '' for none. No text of
+    this value shows the secret.
     """
 
     HIDDEN = frozenset(("secret",))

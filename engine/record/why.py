@@ -50,7 +50,7 @@ class Cause(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """Say it in one sentence."""
+        """Return the decision as one sentence."""
         whose = f"{self.pod}/{self.container}" if self.container else self.pod
         return f"{moment(self.at)}: {whose} {self.what}" + (f": {self.why.strip()}" if self.why else "")
 

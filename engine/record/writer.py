@@ -157,7 +157,7 @@ class RecordWriter:
             self._trouble = ""
 
     def close(self) -> None:
-        """Say that the recorder ends, and write what waits."""
+        """Add the row of the recorder's end, and write all pending rows."""
         self.add(RecordRow(time=self._clock(), stream=STREAM, name=ENDED))
         self.flush()
 

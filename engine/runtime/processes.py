@@ -57,7 +57,7 @@ log = logging.getLogger("kubengine.runtime")
 
 @dataclass(frozen=True)
 class RuntimeCgroups:
-    """Say how the runtime makes the cgroups of containers.
+    """Configure how the runtime creates the cgroups of containers.
 
     `driver` is `cgroupfs` or `systemd`, `mount` the directory below which hierarchies are mounted, and
     `cpu_weight` the formula of cgroup v2 weights, which should match that of the pods' cgroups.

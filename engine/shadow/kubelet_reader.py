@@ -38,7 +38,8 @@ _SERIES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KubeletAccess:
-    """Say how to reach a kubelet: `https://host:10250`, or `http://host:10255` for its read-only port.
+    """Hold the address of a kubelet, `https://host:10250` or `http://host:10255` (its read-only port), and
+    the credentials for it.
 
     A certificate or a token authenticates the caller. `authority` is the file of the certificates that the
     kubelet's own is checked against; `unverified` skips the check.

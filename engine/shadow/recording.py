@@ -99,7 +99,7 @@ def _restarted(
     seen: Observation, pod: Pod, record: PodRecord, name: str, told: ContainerStatus | None,
     compared: Compared,
 ) -> RecordRow:  # fmt: skip
-    """Say which end came before a new container."""
+    """Return the row of a restart, with the end of the container before."""
     before = record.previous(name)
     container = next(one for one in pod.all_containers if one.name == name)
     inputs: dict[str, Any] = {"restartPolicy": policy_of(pod, container)}

@@ -23,7 +23,7 @@ code{font-size:.92em;overflow-wrap:anywhere}
 
 
 def verdict(report: Mapping[str, Any]) -> str:
-    """Say in one sentence how a report ends."""
+    """Return the verdict of a report as one sentence."""
     span = _span(report["now"] - report["began"])
     taken = report["agreed"] + report["differed"]
     if not taken:

@@ -33,7 +33,7 @@ _RESIZING: Final = frozenset({"PodResizePending", "PodResizeInProgress"})
 
 
 class PodFate(NamedTuple):
-    """Say what becomes of one pod now, and if a kubelet takes the node back; `holds` is what it keeps."""
+    """Describe the fate of one pod now, and when a kubelet takes the node back. `holds` is what it has."""
 
     pod: str
     fate: Fate
@@ -107,7 +107,7 @@ class Holdings:
 
 
 def driver_findings(kind: str, held: Counter[str], answering: Collection[str]) -> Iterator[NodeFinding]:
-    """Say about each driver of which pods hold something (`held`: how often) what it has to do.
+    """Report for each driver whose volumes or claims pods hold (`held`: how many) what it has to do.
 
     `kind` is `volumes` or `claims`. One that does not answer stops the take-over.
     """
@@ -185,7 +185,7 @@ def _has_no_driver(volume: Volume) -> bool:
 
 
 def _way_back(pod: Pod) -> str:
-    """Say what a kubelet does with the pod when it takes the node back, if nobody changes the pod."""
+    """Describe what a kubelet does with the pod when it takes the node back, if the pod does not change."""
     resizing = _RESIZING.intersection(condition.type for condition in pod.status.conditions or ())
     if is_static(pod) and resizing:
         return "restarts if its resize is carried out before: its manifest then has another uid"

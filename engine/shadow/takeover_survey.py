@@ -49,7 +49,7 @@ _STATES: Final[dict[str, Callable[[bytes], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TakeoverSurvey:
-    """Say what a take-over would do to the pods, and what has to be known about the node."""
+    """Hold what a takeover would do to the pods, and the findings about the node."""
 
     node: str
     fates: list[PodFate]
@@ -176,7 +176,7 @@ def rejected_manifests(path: str, node: str) -> Iterator[NodeFinding]:
 
 
 def _plugins(devices: Checkpoint) -> list[NodeFinding]:
-    """Say which device plugins have to register with the new agent."""
+    """Report the device plugins that have to register with the new agent."""
     held = {entry.resource_name for entry in devices.pod_device_entries or ()}
     text = "its device plugin registers again with the new agent; running pods keep their devices meanwhile"
     return [NodeFinding(resource, text) for resource in sorted(held)]

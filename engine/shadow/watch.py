@@ -58,7 +58,8 @@ MOST_FAULTS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class ShadowOptions:
-    """Say what to read. `config` is read where the kubelet's port does not show its configuration.
+    """Configure what the shadow reads. `config` is the file to read if the kubelet's port does not show its
+    configuration.
 
     `runtime` '' is the configuration's endpoint. With `kubeconfig`, the Node comes from the API server.
     `following` is a second configuration that decides next to the live one; with `record`, what is seen is

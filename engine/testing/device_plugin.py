@@ -55,7 +55,7 @@ class DevicePluginFault(StrEnum):
 
 
 class SampleAllocation(msgspec.Struct, frozen=True):
-    """Say how a sample plugin prefers, prepares and hands out devices.
+    """Configure how a sample plugin prefers, prepares and allocates devices.
 
     `prefer` lists its preferred devices in order; without it the agent does not ask. With `pre_start` it
     wants PreStartContainer. An allocated container gets a device node `/dev/<id>` per device (`host_device`

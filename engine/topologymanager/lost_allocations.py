@@ -18,7 +18,7 @@ EVENTS: Final = {
 
 
 class LostAllocation(Protocol):
-    """Say what a container had, and cannot keep."""
+    """Describe what a container had, and cannot keep."""
 
     @property
     def pod_uid(self) -> str: ...

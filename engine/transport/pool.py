@@ -19,8 +19,8 @@ TRIES = 3
 
 
 class Server(msgspec.Struct, frozen=True):
-    """Say where a server is. `name` is the name that its certificate must have, `proxy` an HTTP proxy's
-    (host, port).
+    """Hold the address of a server. `name` is the name that its certificate must have, `proxy` the
+    (host, port) of an HTTP proxy.
     """
 
     host: str

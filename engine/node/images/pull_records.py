@@ -47,7 +47,7 @@ class PullServiceAccount(Struct):
 
 
 class PullCredentials(Struct):
-    """Say who may use an image under one name: pods with one of these credentials, or every pod of the
+    """List the credentials that allow a pod to use an image under one name, or allow every pod of the
     node.
     """
 

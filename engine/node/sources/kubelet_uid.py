@@ -158,7 +158,7 @@ def _braced(fields: Sequence[str]) -> str:
 
 
 class _Form(Enum):
-    """Say how a field is printed. Most fields of a pod are absent, texts or numbers, which need no call."""
+    """Name the form of a field. Most fields of a pod are absent, texts or numbers, which need no call."""
 
     TEXT = auto()
     NUMBER = auto()

@@ -14,7 +14,7 @@ Expand = Callable[[BoundVolume, int], Awaitable[None]]
 
 
 class MadeVolume(msgspec.Struct, frozen=True):
-    """Say where containers find a volume, and what its claim is bound to.
+    """Describe a volume that is set up: its path on the host, and what its claim is bound to.
 
     `relabel` lets the runtime give the files the SELinux label of the containers that use them. `expand` is
     None if the volume needs no action after it became larger; `grows` allows expansion while pods use it.

@@ -28,8 +28,8 @@ class CapacityRange(Struct):
 
 
 class CapacityPolicy(Struct):
-    """Say how a request for a part of a device is rounded; `default` counts for claims that name no
-    amount.
+    """Define how a request for a part of a device is rounded; `default` is the amount of claims that name
+    none.
     """
 
     default: Quantity | None = None

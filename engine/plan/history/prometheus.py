@@ -72,7 +72,7 @@ class TooMuch(Refused):
 
 @dataclass(frozen=True)
 class ServerAccess:
-    """Say where a server is and how to authenticate, as the options of the command say."""
+    """Hold the address of a server and the credentials for it, from the command's options."""
 
     url: str
     bearer_token_file: str = ""

@@ -172,7 +172,7 @@ def _add_course(snapshot: Snapshot, rows: Rows, fates: dict[int, _Fate], course:
 
 
 def _way(snapshot: Snapshot, move: PodMove, course: DrainCourse) -> str:
-    """Say where a pod goes, as `to n2 (equally good: 1 other), in round 2`."""
+    """Describe where a pod goes, such as `to n2 (equally good: 1 other), in round 2`."""
     said = f"to {snapshot.node_names[move.target]}"
     if move.victims:
         said += f", where it preempts {', '.join(snapshot.pod_label(row) for row in move.victims)}"

@@ -1,4 +1,4 @@
-"""Say why pods are pending, and which node groups would have to grow for them.
+"""Explain why pods are pending, and find the node groups that would have to grow for them.
 
 A pod is pending if the scheduler's filters leave no node that has its requests. A node group is made of the
 nodes with one value of a label, in one zone: a new node is like an existing one without the pods that are not
@@ -180,7 +180,7 @@ class _Pending:
         return -len(one.pods), price * one.nodes, one.nodes, one.group.name
 
     def _refusal(self, row: int) -> str:
-        """Say why new nodes of each group would not take a pod."""
+        """Explain for each node group why its new nodes would not fit a pod."""
         said: Counter[str] = Counter()
         for group in self._groups:
             growth = self._growth(group, [row])

@@ -18,8 +18,8 @@ from engine.plan.rollout.amounts import with_allocatable
 
 
 class ReplayVerdict(NamedTuple):
-    """Say what becomes of a pod that arrives: admitted, or a reason with its message; and its victims'
-    uids.
+    """Hold the verdict on a pod that arrives: admitted, or a reason with its message; and the uids of its
+    victims.
     """
 
     reason: str

@@ -74,7 +74,7 @@ def played(
 
 
 def all_of(began: float, ended: float) -> str:
-    """Say which decisions were taken again."""
+    """Describe how much of the record was replayed."""
     return f"all decisions of {(ended - began) / 3600:.1f} h"
 
 

@@ -1,4 +1,4 @@
-"""Say what went differently: two replays of a node, and a replay and the record itself. Pure."""
+"""Find the differences between two replays of a node, and between a replay and its record. Pure."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ Limits = Literal["keep", "scale", "requests"]
 
 @dataclass(frozen=True)
 class SizingRule:
-    """Say how requests follow from use: percentiles and margins in percent, floors in milli-CPU and bytes,
-    and the number of values below which a container keeps its requests.
+    """Define how requests follow from use: percentiles and margins in percent, floors in milli-CPU and
+    bytes, and the number of values below which a container keeps its requests.
     """
 
     cpu_percentile: float

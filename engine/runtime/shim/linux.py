@@ -56,7 +56,7 @@ SYS_MOUNT_SETATTR = 442
 
 
 def _is_in_user_namespace() -> bool:
-    """Say whether this process is root only in a user namespace, which maps a part of the host's ids."""
+    """Return whether this process is root only in a user namespace, which maps a part of the host's ids."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         return file.read().split() != ["0", "0", str((1 << 32) - 1)]
 

@@ -243,7 +243,7 @@ def _directory(container_id: str, rules: CgroupRules) -> str:
 
 
 def _amounts(containers: Iterable[Container]) -> str:
-    """Say what the containers request and what limits them."""
+    """Describe the requests and limits of the containers."""
     said = []
     for container in containers:
         requests = " ".join(f"{name}={amount}" for name, amount in container.requests.items()) or "nothing"

@@ -36,7 +36,7 @@ class Chooser(Protocol):
         """Give the container its part; return why it is this one. Raise `AllocationError`."""
 
     def held(self, pod: Pod, container: Container) -> str:
-        """Say what the container has been given, less what later ones of its pod have taken over."""
+        """Return what the container was assigned, without what later containers of its pod took over."""
 
 
 class ChoiceRules(Protocol):
@@ -46,7 +46,7 @@ class ChoiceRules(Protocol):
         """Return the policy as it was with these entries. Raise `InvalidInput`."""
 
     def text(self, held: Any) -> str:
-        """Say what a container has."""
+        """Return what a container has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class CpuRules:
         return CpuChooser(StaticCpuPolicy(self.topology, self.reserved, self.options, self.numa, state))
 
     def text(self, held: str) -> str:
-        """Say which CPUs a container has."""
+        """Return the CPUs of a container."""
         return f"CPUs {held}"
 
 
@@ -59,5 +59,5 @@ class CpuChooser:
         return f"takes {count} of those that were free, and {left} are left"
 
     def held(self, pod: Pod, container: Container) -> str:
-        """Say which CPUs the container has been given."""
+        """Return the CPUs that the container was assigned."""
         return f"CPUs {cpu_set.text(self.policy.state.held(pod.uid, container.name) or 0)}"

@@ -233,5 +233,5 @@ def _reason(pod: Pod, amount: int | None, resource: str) -> str:
 
 
 def said(seen: Observations | Mapping[str, SignalObservation]) -> str:
-    """Say what the signals tell."""
+    """Describe the observed signals."""
     return ", ".join(f"{name} {one.available} of {one.capacity}" for name, one in seen.items())

@@ -46,7 +46,7 @@ class MemoryRules:
         return MemoryChooser(StaticMemoryPolicy(self.numa, restored.state))
 
     def text(self, held: Iterable[Block]) -> str:
-        """Say which memory a container has."""
+        """Return the memory of a container."""
         return _text(held)
 
 
@@ -69,7 +69,7 @@ class MemoryChooser:
         return f"bytes that were free by NUMA node: {said}"
 
     def held(self, pod: Pod, container: Container) -> str:
-        """Say which memory the container has; a later container takes over that of an init container."""
+        """Return the memory of the container; a later container takes over that of an init container."""
         return _text(self.policy.state.held(pod.uid, container.name) or ())
 
 

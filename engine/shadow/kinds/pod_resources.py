@@ -94,7 +94,7 @@ def compare_resources(seen: Observation, cpu_rules: CpuRules | None) -> Iterator
 
 
 def _of_pod(containers: Iterable[ContainerResources]) -> str:
-    """Say what the containers of a pod have; one that has nothing is left out."""
+    """Return what the containers of a pod have; containers that have nothing are left out."""
     parts = []
     for one in containers:
         claimed = [
@@ -112,7 +112,7 @@ def _of_pod(containers: Iterable[ContainerResources]) -> str:
 def _said(
     devices: Iterable[tuple[str, str]], cpus: Iterable[int], memory: Iterable[MemoryBlock]
 ) -> str:  # fmt: skip
-    """Say which devices, CPUs and memory there are, in an order of their own."""
+    """Return the devices, CPUs and memory of the node, sorted."""
     by_resource: dict[str, list[str]] = {}
     for resource, id in devices:
         by_resource.setdefault(resource, []).append(id)

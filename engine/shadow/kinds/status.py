@@ -155,7 +155,7 @@ def _of_state(state: ContainerState) -> str:
 
 
 def _said(record: PodRecord) -> str:
-    """Say what the runtime holds of a pod."""
+    """Describe what the runtime has of a pod."""
     newest = {container.name: container for container in reversed(record.containers)}
     parts = [
         f"{name} attempt {c.attempt} " + ("runs" if c.running else f"exited with {c.exit_code}")
