@@ -19,7 +19,7 @@ from engine.plan.on_dask import pack, unpack
 from engine.plan.questions.image_gc import ImageGCParameters
 from engine.plan.questions.preempt import PreemptParameters
 from engine.plan.snapshot.columnar_file import TABLES, node_ranges, write_snapshot, write_stream
-from engine.plan.snapshot.lazy_table import rows_with, whole
+from engine.plan.snapshot.lazy_table import coded, filled, rows_with, whole
 
 
 def same(a: Snapshot, b: Snapshot) -> None:
@@ -214,3 +214,22 @@ def test_a_pod_is_found_in_every_part_of_a_file(tmp_path: Path, monkeypatch: pyt
     names = made.pods["name"].to_pylist()
     assert [rows_with(pods, "name", name) for name in names] == [[row] for row in range(len(names))]
     assert rows_with(pods, "name", "nobody") == rows_with(made.pods, "name", "nobody") == []
+
+
+def test_columns_are_numbered_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.plan.snapshot.columnar_file.ROW_GROUP", 7)
+    made = synthesize(3, 10, 1)
+    claims = [f"claim-{row % 3}" if row % 2 else "" for row in range(made.pods.num_rows)]
+    at = made.pods.schema.get_field_index("claims")
+    pods = made.pods.set_column(at, "claims", pa.array(claims).dictionary_encode())
+    write_snapshot(replace(made, pods=pods), tmp_path / "made.kes")
+    read = SnapshotFile(tmp_path / "made.kes").load().pods
+    for name in ("labels", "owner", "claims"):
+        expected = pods[name].to_pylist()
+        # The first use numbers the column, the second one has it already.
+        for more in ([expected[3], "new", "new"], ["other"], []):
+            texts, codes = coded(read, name, more)
+            assert [texts[code] for code in codes] == [*expected, *more]
+            assert len(set(texts)) == len(texts)
+    assert filled(read, "claims") == {row: text for row, text in enumerate(claims) if text}
+    assert filled(read, "nothing") == {}

@@ -11,6 +11,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from engine._fast.placement.node_amounts import sums_on_nodes
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.kept import once_per_snapshot
 
@@ -77,23 +78,7 @@ class NodeCapacity:
 @once_per_snapshot
 def requests_on_nodes(snapshot: Snapshot) -> NDArray[np.int64]:
     """Return int64[resources, nodes]: the sums of requests."""
-    sums = np.zeros((len(snapshot.resources.names), snapshot.node_count), np.int64)
-    template = snapshot.column("template")
-    for row, name in zip(sums, snapshot.resources.names, strict=True):
-        amounts = snapshot.templates[f"request/{name}"].to_numpy()
-        if amounts.any():
-            row[:] = sum_on_nodes(snapshot, amounts.take(template, mode="clip"))
-    return sums
-
-
-def sum_on_nodes(snapshot: Snapshot, amounts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64[nodes]: the sums of an amount of each placed pod."""
-    offsets = snapshot.offsets
-    sums = np.zeros(len(offsets) - 1, np.int64)
-    with_pods = np.flatnonzero(np.diff(offsets))
-    if len(with_pods):
-        sums[with_pods] = np.add.reduceat(amounts, offsets[with_pods])
-    return sums
+    return sums_on_nodes(snapshot.column("template"), snapshot.offsets, template_requests(snapshot))
 
 
 def request_matrix(snapshot: Snapshot, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from engine._fast.placement.node_amounts import scores_by_amounts, sums_on_nodes
 from engine.admission.selectors import selects_labels, tolerates
 from engine.api.pod import Pod, ResourceRequirements
 from engine.api.quantity import Quantity
@@ -27,7 +29,7 @@ from engine.api.scheduling import (
     WeightedPodAffinityTerm,
 )
 from engine.plan.placement.constraints import Constraints
-from engine.plan.placement.node_capacity import NodeCapacity, sum_on_nodes
+from engine.plan.placement.node_capacity import NodeCapacity
 from engine.plan.placement.spread import MOST, SpreadScores
 from engine.plan.placement.topology import PodRows, Undecidable
 from engine.plan.snapshot.columns import Snapshot
@@ -75,14 +77,11 @@ class NodeScores:
         self._allocatable: Values = np.maximum(allocatable, 0)
         self._assumed: dict[int, Values] = {}
         requested = self._capacity.total[:2] - self._capacity.free[:2]
-        self._used = requested + assumed_on_nodes(snapshot)
-        self._balance = _balance(requested, self._capacity.total[:2])
+        self._used: Values = requested + assumed_on_nodes(snapshot)
 
     def take(self, row: int, node: int, sign: int = 1) -> None:
         """Count a pod on a node, or no longer with `sign` -1; the capacity counts it already."""
         self._used[:, node] += sign * self._assumed_of(int(self._template[row]))
-        total = self._capacity.total[:2, [node]]
-        self._balance[node] = _balance(total - self._capacity.free[:2, [node]], total)[0]
         one = np.array([node])
         for template, known in self._known.items():
             known.fixed[node] = known.images[node] + self._by_amounts(template, known.request, one)[0]
@@ -108,7 +107,7 @@ class NodeScores:
         if known is None:
             pod = self._constraints.pod(row)
             images = self._images(pod)
-            fixed = images + self._by_amounts(template, request, slice(None))
+            fixed = images + self._by_amounts(template, request)
             soft, preferred = self._soft_taints(pod), self._preferred_nodes(pod)
             known = _TemplateScores(
                 request, images, fixed, soft if soft.any() else None, preferred if preferred.any() else None
@@ -118,9 +117,12 @@ class NodeScores:
             self._known[template] = known
         return known
 
-    def _by_amounts(self, template: int, request: Values, nodes: Values | slice) -> Values:
-        """Score these nodes by least allocated and by balance."""
-        return self._least_allocated(template, nodes) + self._balanced(request, nodes)
+    def _by_amounts(self, template: int, request: Values, nodes: Values | None = None) -> Values:
+        """Score these nodes, or all, by least allocated and by balance."""
+        capacity, assumed = self._capacity, self._assumed_of(template)
+        return scores_by_amounts(
+            capacity.total, capacity.free, self._allocatable, self._used, request, assumed, nodes
+        )
 
     def _assumed_of(self, template: int) -> Values:
         """Return int64[2]: milli-CPU and bytes of a template with assumed requests."""
@@ -128,25 +130,6 @@ class NodeScores:
         if found is None:
             found = self._assumed[template] = assumed_requests(self._snapshot, template)
         return found
-
-    def _least_allocated(self, template: int, nodes: Values | slice) -> Values:
-        total = self._allocatable[:, nodes]
-        left = total - self._used[:, nodes] - self._assumed_of(template)[:, None]
-        each = np.maximum(left, 0) * MOST // np.maximum(total, 1)
-        named = (total > 0).sum(axis=0)
-        found: Values = each.sum(axis=0) // np.maximum(named, 1)
-        return found
-
-    def _balanced(self, request: Values, nodes: Values | slice) -> Values:
-        """Score how much a pod improves the balance between CPU and memory requested."""
-        total = self._capacity.total[:2, nodes]
-        # The scheduler skips this score for such pods, which would otherwise gather on few nodes (Kubernetes
-        # issue 129138).
-        if not request[:2].any():
-            return np.zeros(total.shape[1], np.int64)
-        before = total - self._capacity.free[:2, nodes]
-        change = _balance(before + request[:2, None], total) - self._balance[nodes]
-        return MOST // 2 + (MOST // 2 + change) // 2
 
     def _soft_taints(self, pod: Pod) -> Values:
         """Return int64[nodes]: how many soft taints of each node a pod does not tolerate."""
@@ -276,12 +259,12 @@ class NodeScores:
 def assumed_on_nodes(snapshot: Snapshot) -> Values:
     """Return int64[2, nodes]: how much more the pods of each node have with assumed requests."""
     template = snapshot.column("template")
-    more = np.zeros((2, snapshot.templates.num_rows), np.int64)
-    requests = np.stack([snapshot.templates[f"request/{name}"].to_numpy() for name in ASSUMED])
+    more = np.zeros((snapshot.templates.num_rows, 2), np.int64)
+    requests = np.stack([snapshot.templates[f"request/{name}"].to_numpy() for name in ASSUMED], axis=1)
     specs = snapshot.templates["spec"].to_pylist()
     for number in np.flatnonzero(np.bincount(template)).tolist():
-        more[:, number] = _assumed_requests(specs[number], requests[:, number]) - requests[:, number]
-    return np.stack([sum_on_nodes(snapshot, one.take(template)) for one in more])
+        more[number] = _assumed_requests(specs[number], requests[number]) - requests[number]
+    return sums_on_nodes(template, snapshot.offsets, more)
 
 
 def assumed_requests(snapshot: Snapshot, template: int) -> Values:
@@ -291,22 +274,44 @@ def assumed_requests(snapshot: Snapshot, template: int) -> Values:
 
 
 def _assumed_requests(spec: str, requests: Values) -> Values:
-    pod = decoded_spec(spec)
-    if not _assume(pod):
+    if not _lacks_requests(spec):
         return requests
+    pod = decoded_spec(spec)
+    _assume(pod)
     found = pod_requests(pod)
     return np.array([scaled(name, found[name]) for name in ASSUMED], np.int64)
 
 
-def _assume(pod: Pod) -> bool:
-    """Add assumed requests to containers without any; tell whether a container lacked one."""
-    lacking = False
+def _lacks_requests(spec: str) -> bool:
+    """Tell whether a container has no request of CPU or of memory; a whole pod takes longer to decode."""
+    pod = _requests.decode(spec)
+    containers = (*(pod.containers or ()), *(pod.init_containers or ()))
+    asked = [one.resources.requests or {} if one.resources else {} for one in containers]
+    return any(name not in requests for requests in asked for name in ASSUMED)
+
+
+def _assume(pod: Pod) -> None:
+    """Add assumed requests to containers without any."""
     for container in (*pod.spec.containers, *pod.init_containers):
         missing = {name: amount for name, amount in ASSUMED.items() if name not in container.requests}
         if missing:
-            lacking = True
             container.resources = ResourceRequirements({**container.requests, **missing})
-    return lacking
+
+
+class _Resources(msgspec.Struct, gc=False):
+    requests: dict[str, msgspec.Raw] | None = None
+
+
+class _Container(msgspec.Struct, gc=False):
+    resources: _Resources | None = None
+
+
+class _Requests(msgspec.Struct, gc=False, rename="camel"):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+
+
+_requests = msgspec.json.Decoder(_Requests)
 
 
 def _preferences(pod: Pod) -> list[tuple[int, PodAffinityTerm]]:
@@ -323,14 +328,6 @@ def _preferences(pod: Pod) -> list[tuple[int, PodAffinityTerm]]:
 
 def _weighted(side: PodAffinity | None) -> Iterator[WeightedPodAffinityTerm]:
     yield from (side.preferred_during_scheduling_ignored_during_execution if side is not None else None) or ()
-
-
-def _balance(used: Values, total: Values) -> Values:
-    """Return 100 for equal shares of CPU and memory, less the further apart they are."""
-    shares = np.minimum(used / np.maximum(total, 1), 1.0)
-    apart = np.where((total > 0).all(axis=0), np.abs(shares[0] - shares[1]) / 2, 0.0)
-    found: Values = ((1 - apart) * MOST).astype(np.int64)
-    return found
 
 
 def _normalized(values: Values, nodes: Nodes) -> Values:

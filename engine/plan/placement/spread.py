@@ -19,7 +19,7 @@ from engine.plan.placement.constraints import Constraints
 from engine.plan.placement.topology import PodRows, spread_selector
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.lazy_table import coded
-from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
+from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes, numbered
 
 MOST: Final = 100
 WEIGHT: Final = 2
@@ -145,16 +145,13 @@ class SpreadScores:
         if found is None:
             keys = tuple(key for key in names[1] if key != HOSTNAME)
             named = self._labels.domains_of(HOSTNAME)[0] >= 0
-            code = 2 * self._labels.grouped(keys)[1] + named
-            _, first, of_node = np.unique(code, return_index=True, return_inverse=True)
+            first, of_node = numbered(2 * self._labels.grouped(keys)[1].astype(np.int64) + named)
             domains = {key: self._labels.domains_of(key)[0][first] for key in keys}
             keyed = np.ones(len(first), bool)
             if given:
                 keyed = np.logical_and.reduce([domain >= 0 for domain in domains.values()], initial=True)
                 keyed = keyed & named[first] if HOSTNAME in names[1] else np.broadcast_to(keyed, len(first))
-            found = self._cells[names] = _Cells(
-                of_node.astype(np.int32), domains, named[first], keyed, keyed[of_node]
-            )
+            found = self._cells[names] = _Cells(of_node.copy(), domains, named[first], keyed, keyed[of_node])
         return found
 
     def _counted(self, row: int, constraint: TopologySpreadConstraint | None, cells: _Cells) -> Nodes:

@@ -55,8 +55,11 @@ class PodTopology:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         pods = snapshot.pods
-        self._node: NDArray[np.int32] = pods["node"].to_numpy().copy()
-        self._node[snapshot.placed :] = NO_NODE
+        # Reading the column of nodes and copying it would touch twice as much memory.
+        self._node: NDArray[np.int32] = np.full(pods.num_rows, NO_NODE, np.int32)
+        self._node[: snapshot.placed] = np.repeat(
+            np.arange(snapshot.node_count, dtype=np.int32), np.diff(snapshot.offsets)
+        )
         self._template: NDArray[np.int32] = pods["template"].to_numpy()
         labels, self._label_code = coded(pods, "labels")
         self._labels: list[Mapping[str, str]] = [

@@ -94,8 +94,7 @@ class _Headroom:
         self._mover = Mover.over_all_nodes(self._snapshot, "scheduler")
         self._template: NDArray[np.int32] = self._snapshot.pods["template"].to_numpy()
         self._requests = template_requests(self._snapshot)
-        self._node: NDArray[np.int32] = np.full(self._snapshot.pods.num_rows, NO_NODE, np.int32)
-        self._node[: snapshot.placed] = snapshot.column("node")
+        self._moved: dict[int, int] = {}
         self._before: list[dict[int, int]] = []
 
     @cached_property
@@ -156,10 +155,25 @@ class _Headroom:
         self._book(row, target)
         return target, why
 
+    def _node_of(self, row: int) -> int:
+        """Return the node of a pod, -1 for none."""
+        if row in self._moved:
+            return self._moved[row]
+        offsets = self._whole.offsets
+        return int(np.searchsorted(offsets, row, "right")) - 1 if row < offsets[-1] else NO_NODE
+
+    def _on(self, nodes: list[int]) -> NDArray[np.int64]:
+        """Return the pods on some nodes, in ascending order."""
+        offsets, chosen = self._whole.offsets, set(nodes)
+        there = np.concatenate([np.arange(offsets[node], offsets[node + 1]) for node in nodes])
+        there = there[~np.isin(there, list(self._moved))]
+        came = [row for row, node in self._moved.items() if node in chosen]
+        return np.sort(np.concatenate([there, np.array(came, np.int64)]))
+
     def _book(self, row: int, node: int) -> None:
         if self._before:
-            self._before[-1].setdefault(row, int(self._node[row]))
-        self._node[row] = node
+            self._before[-1].setdefault(row, self._node_of(row))
+        self._moved[row] = node
 
     def _more(self, number: int) -> tuple[int, str]:
         """Return how many more copies of a workload fit, and why not one more; nothing stays placed."""
@@ -180,12 +194,12 @@ class _Headroom:
         finally:
             before = self._before.pop()
             for row in before:
-                if self._node[row] != NO_NODE:
-                    self._mover.leave(row, int(self._node[row]), self._requested(row))
+                if self._moved[row] != NO_NODE:
+                    self._mover.leave(row, self._moved[row], self._requested(row))
             for row, node in before.items():
                 if node != NO_NODE:
                     self._mover.enter(row, node, self._requested(row))
-                self._node[row] = node
+                self._moved[row] = node
 
     def _failures(self) -> list[tuple[str, list[int]]]:
         """Return the name and nodes of each failure. Raise `InvalidInput` for a label that no node has."""
@@ -209,12 +223,12 @@ class _Headroom:
         was = capacity.open.copy()
         capacity.open[nodes] = False
         with self._undone():
-            leaving = np.flatnonzero(np.isin(self._node, nodes))
+            leaving = self._on(nodes)
             leaving = leaving[~self._ends_with_node(leaving)]
             priority: NDArray[np.int32] = self._snapshot.pods["priority"].to_numpy()
             leaving = leaving[np.argsort(-priority[leaving].astype(np.int64), kind="stable")]
             for row in leaving.tolist():
-                self._mover.leave(row, int(self._node[row]), self._requested(row))
+                self._mover.leave(row, self._node_of(row), self._requested(row))
                 self._book(row, NO_NODE)
             reasons = [
                 why for row in leaving.tolist() for target, why in (self._place(row),) if target == NO_NODE

@@ -9,17 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from engine.api.encoding.json_text import encode_json
 from engine.api.pod import Pod
 from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
 from engine.api.struct import to_builtins
 from engine.plan.reading.templates import Templates
-from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot, column_of, without_labels
+from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot, without_labels
 from engine.plan.snapshot.inline_volumes import inline_names
 from engine.plan.snapshot.kept import share_kept
-from engine.plan.snapshot.lazy_table import LazyTable, coded, whole
+from engine.plan.snapshot.lazy_table import LongerTable, whole
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, ResourceNames
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -64,24 +63,7 @@ def with_pods(snapshot: Snapshot, added: Sequence[AddedPods]) -> tuple[Snapshot,
         ]
         ranges.append(range(start, start + one.count))
         start += one.count
-    known_pods = snapshot.pods
-
-    def columns(names: Sequence[str]) -> pa.Table:
-        part = known_pods.select(names)
-        more = {
-            field.name: column_of([row.get(field.name) for row in rows], field.type) for field in part.schema
-        }
-        both = pa.concat_tables([part, pa.table(more, part.schema)])
-        return both.unify_dictionaries().combine_chunks()
-
-    def codes(name: str) -> tuple[list[str], NDArray[np.int32]]:
-        texts, known = coded(known_pods, name)
-        number = {text: code for code, text in enumerate(texts)}
-        more = [number.setdefault(row[name], len(number)) for row in rows]
-        return list(number), np.concatenate([known, np.array(more, np.int32)])
-
-    pods = LazyTable(known_pods.column_names, columns, lambda: start, codes=codes)
-    more = replace(snapshot, pods=pods, templates=joined)
+    more = replace(snapshot, pods=LongerTable(snapshot.pods, rows), templates=joined)
     if more.resources.names == snapshot.resources.names:
         share_kept(snapshot, more)
     return more, ranges

@@ -17,8 +17,9 @@ from engine.api.resources import scaled
 from engine.api.struct import decode_hook
 from engine.plan.reading.documents import NodeDocument
 from engine.plan.reading.templates import Unusable, intern
-from engine.plan.snapshot.columns import IMAGE_FIELDS, column_of
+from engine.plan.snapshot.columns import IMAGE_FIELDS
 from engine.plan.snapshot.faults import FaultLog
+from engine.plan.snapshot.lazy_table import column_of
 from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS, PinnedState, pinning_text
 from engine.tables import ABSENT, ResourceNames
 

@@ -188,12 +188,13 @@ class SnapshotFile:
         def parts(column: str) -> Iterator[pa.ChunkedArray]:
             return (read([column], [group])[column] for group in chosen)
 
+        several = len(chosen) > 1
         return LazyTable(
             file.schema_arrow.names,
             lambda names: read(names, chosen),
             lambda: int(starts[-1]),
-            value,
-            parts=parts,
+            value if several else None,
+            parts if several else None,
         )
 
     @property

@@ -96,13 +96,6 @@ _TABLE_COLUMNS = ("template", "qos", "flags", "priority", "created")
 """Pod columns from which `Snapshot.tables` is computed."""
 
 
-def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return an Arrow array of this type, which may be a dictionary."""
-    if pa.types.is_dictionary(kind):
-        return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
-    return pa.array(values, kind)
-
-
 def is_label_column(name: str) -> bool:
     """Tell whether a column of nodes has labels or taints, which a file has from the Node objects."""
     return name == TAINTS or name.startswith(LABEL)

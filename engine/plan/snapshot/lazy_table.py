@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -19,8 +20,8 @@ class LazyTable:
     """Offer the parts of `pa.Table` that access columns; `whole` returns a real table.
 
     The first use of a column raises its errors, not the opening of the table. With `value`, single values of
-    a column that is not there yet are computed without it; with `codes`, what `coded` returns is, too. With
-    `parts`, a column is searched without keeping it.
+    a column that is not there yet are computed without it. With `parts`, a column is searched and numbered
+    part by part: a part fits into the processor's caches, while memory for a whole column must first be had.
     """
 
     def __init__(
@@ -29,17 +30,17 @@ class LazyTable:
         columns: Columns,
         rows: Callable[[], int],
         value: Callable[[str, int], Any] | None = None,
-        codes: Callable[[str], tuple[list[str], NDArray[np.int32]]] | None = None,
         parts: Callable[[str], Iterator[pa.ChunkedArray]] | None = None,
     ) -> None:
         self.column_names = list(column_names)
         self._make = columns
         self._rows = rows
         self._value = value
-        self._codes, self._parts = codes, parts
+        self._parts = parts
         self._made: dict[str, pa.ChunkedArray] = {}
         self._coded: dict[str, tuple[list[str], NDArray[np.int32]]] = {}
         self._found: dict[tuple[str, str], list[int]] = {}
+        self._filled: dict[str, dict[int, str]] = {}
 
     @cached_property
     def num_rows(self) -> int:
@@ -60,18 +61,50 @@ class LazyTable:
             self.select([name])
         return self._made[name]
 
-    def coded(self, name: str) -> tuple[list[str], NDArray[np.int32]]:
-        """Return what the function `coded` does, computed once: questions read the same columns."""
-        if name not in self._coded:
-            self._coded[name] = self._codes(name) if self._codes is not None else _texts_and_codes(self[name])
-        return self._coded[name]
+    def parts(self, name: str) -> Iterator[pa.ChunkedArray]:
+        """Yield a column part by part; nothing of one that is not there yet is kept."""
+        if self._parts is None or name in self._made:
+            yield self[name]
+        else:
+            yield from self._parts(name)
+
+    def coded(self, name: str, more: Sequence[str] = ()) -> tuple[list[str], NDArray[np.int32]]:
+        """Return what the function `coded` does, computed once, followed by `more` texts: questions read the
+        same columns.
+        """
+        known = self._coded.get(name)
+        if known is None and (self._parts is None or name in self._made):
+            known = self._coded[name] = _texts_and_codes(self[name])
+        if known is not None and not more:
+            return known
+        codes = np.empty(self.num_rows + len(more), np.int32)
+        mine = codes[: self.num_rows]
+        if known is None:
+            known = self._coded[name] = _number(self.parts(name), mine), mine
+        else:
+            mine[:] = known[1]
+        number = {text: code for code, text in enumerate(known[0])}
+        codes[len(mine) :] = [number.setdefault(text, len(number)) for text in more]
+        return list(number), codes
+
+    def filled(self, name: str) -> dict[int, str]:
+        """Return the texts of a column that are not empty, by row."""
+        if name not in self._filled:
+            found, start = dict[int, str](), 0
+            for part in self.parts(name):
+                texts, codes = _texts_and_codes(part)
+                there = np.array([bool(text) for text in texts], bool)
+                rows = np.flatnonzero(there[codes]) if there.any() else np.zeros(0, np.int64)
+                found |= {start + row: texts[codes[row]] for row in rows.tolist()}
+                start += len(part)
+            self._filled[name] = found
+        return self._filled[name]
 
     def rows_with(self, name: str, text: str) -> list[int]:
-        """Return the rows with a text in a column, which is read part by part and not kept."""
+        """Return the rows with a text in a column."""
         if (name, text) not in self._found:
-            parts = self._parts(name) if self._parts and name not in self._made else iter([self[name]])
             found, start = list[int](), 0
-            for part in parts:
+            for part in self.parts(name):
                 hits = pc.equal(part, pa.scalar(text, part.type)).to_numpy()
                 found += (np.flatnonzero(hits) + start).tolist()
                 start += len(part)
@@ -87,7 +120,42 @@ class LazyTable:
         return list(whole(self).to_pylist())
 
 
+class LongerTable(LazyTable):
+    """Follow the rows of a table by `more`; what that table has computed already is used here, too."""
+
+    def __init__(self, first: Table, more: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(first.column_names, self._columns, lambda: first.num_rows + len(more))
+        self._first, self._more = first, more
+
+    def _columns(self, names: Sequence[str]) -> pa.Table:
+        part = self._first.select(names)
+        more = {
+            field.name: column_of([row.get(field.name) for row in self._more], field.type)
+            for field in part.schema
+        }
+        both = pa.concat_tables([part, pa.table(more, part.schema)])
+        return both.unify_dictionaries().combine_chunks()
+
+    def coded(self, name: str, more: Sequence[str] = ()) -> tuple[list[str], NDArray[np.int32]]:
+        if not more and name not in self._coded:
+            self._coded[name] = coded(self._first, name, [row[name] for row in self._more])
+        return super().coded(name, more)
+
+    def filled(self, name: str) -> dict[int, str]:
+        start = self._first.num_rows
+        return filled(self._first, name) | {
+            start + place: row[name] for place, row in enumerate(self._more) if row[name]
+        }
+
+
 Table: TypeAlias = pa.Table | LazyTable
+
+
+def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return an Arrow array of this type, which may be a dictionary."""
+    if pa.types.is_dictionary(kind):
+        return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
+    return pa.array(values, kind)
 
 
 def value_of(table: Table, name: str, row: int) -> Any:
@@ -97,10 +165,7 @@ def value_of(table: Table, name: str, row: int) -> Any:
 
 def rows_with(table: Table, name: str, text: str) -> list[int]:
     """Return the rows with a text in a column."""
-    if isinstance(table, LazyTable):
-        return table.rows_with(name, text)
-    rows: list[int] = np.flatnonzero(pc.equal(table[name], pa.scalar(text, table[name].type))).tolist()
-    return rows
+    return (table if isinstance(table, LazyTable) else _lazy(table)).rows_with(name, text)
 
 
 def whole(table: Table) -> pa.Table:
@@ -108,9 +173,37 @@ def whole(table: Table) -> pa.Table:
     return table.select(table.column_names)
 
 
-def coded(table: Table, name: str) -> tuple[list[str], NDArray[np.int32]]:
-    """Return the distinct texts of a dictionary column, and int32[rows] that numbers them."""
-    return table.coded(name) if isinstance(table, LazyTable) else _texts_and_codes(table[name])
+def coded(table: Table, name: str, more: Sequence[str] = ()) -> tuple[list[str], NDArray[np.int32]]:
+    """Return the distinct texts of a dictionary column, and int32[rows] that numbers them; both also for
+    `more` texts that follow those of the column.
+    """
+    if not isinstance(table, LazyTable):
+        table = _lazy(table)
+    return table.coded(name, more)
+
+
+def filled(table: Table, name: str) -> dict[int, str]:
+    """Return the texts of a dictionary column that are not empty, by row; none if the column is missing."""
+    if name not in table.column_names:
+        return {}
+    return (table if isinstance(table, LazyTable) else _lazy(table)).filled(name)
+
+
+def _lazy(table: pa.Table) -> LazyTable:
+    return LazyTable(table.column_names, table.select, lambda: table.num_rows)
+
+
+def _number(parts: Iterator[pa.ChunkedArray], codes: NDArray[np.int32]) -> list[str]:
+    """Number the texts of a dictionary column, in the order in which parts name them; return them."""
+    number: dict[str, int] = {}
+    start = 0
+    for part in parts:
+        texts, own = _texts_and_codes(part)
+        number.update(zip([text for text in texts if text not in number], itertools.count(len(number))))
+        shared = np.fromiter(map(number.__getitem__, texts), np.int32, len(texts))
+        shared.take(own, out=codes[start : start + len(own)], mode="clip")
+        start += len(own)
+    return list(number)
 
 
 def _texts_and_codes(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int32]]:
