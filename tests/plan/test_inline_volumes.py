@@ -22,6 +22,10 @@ DISKS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
         {"azureDisk": {"diskName": "d", "diskURI": "/subscriptions/s/resourceGroups/g/disks/d e"}},
         ("disk.csi.azure.com", "/subscriptions/s/resourceGroups/g/disks/d e"),
     ),
+    "read-only": (
+        {"gcePersistentDisk": {"pdName": "d", "readOnly": True}},
+        ("pd.csi.storage.gke.io", "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/d"),
+    ),
     "cinder": ({"cinder": {"volumeID": "v1"}}, ("cinder.csi.openstack.org", "v1")),
     "gce": (
         {"gcePersistentDisk": {"pdName": "d"}},

@@ -122,8 +122,8 @@ def _claims(names: Pseudonyms, text: str) -> str:
     claims = []
     for one in text.split():
         if one.startswith(INLINE_VOLUME):
-            plugin, disk = one.removeprefix(INLINE_VOLUME).split("/")
-            claims.append(f"{INLINE_VOLUME}{plugin}/{names.of('handle', disk)}")
+            plugin, disk, *used = one.removeprefix(INLINE_VOLUME).split("/")
+            claims.append("/".join([f"{INLINE_VOLUME}{plugin}", names.of("handle", disk), *used]))
             continue
         prefix = EPHEMERAL_CLAIM if one.startswith(EPHEMERAL_CLAIM) else ""
         claims.append(prefix + names.of("claim", one.removeprefix(prefix)))

@@ -25,10 +25,11 @@ from engine.api.scheduling import NodeSelector
 from engine.plan.claims.known import dynamic_resources
 from engine.plan.placement.attachments import AttachedVolume, AttachLimits
 from engine.plan.placement.device_claims import DeviceClaims
+from engine.plan.placement.disks import ExclusiveDisks
 from engine.plan.placement.topology import Allowed, PodTopology, Undecidable
 from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, NO_NODE, Snapshot
 from engine.plan.snapshot.inline_volumes import INLINE_VOLUME, attached_as
-from engine.plan.snapshot.lazy_table import coded
+from engine.plan.snapshot.lazy_table import filled
 from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 from engine.plan.snapshot.objects import decoded_spec
 
@@ -64,8 +65,8 @@ class Constraints:
         self._placed: dict[int, tuple[Nodes, Nodes]] = {}
         self._reach: dict[str, Nodes] = {}
         self._ports: dict[int, UsedPorts] | None = None
-        self._claim_names = _texts(snapshot, "claims")
-        self._device_claim_names = _texts(snapshot, "device_claims")
+        self._claim_names = filled(snapshot.pods, "claims")
+        self._device_claim_names = filled(snapshot.pods, "device_claims")
         ready = snapshot.nodes["ready"].fill_null(True).to_numpy(zero_copy_only=False)
         self._ready: Nodes = ready & snapshot.nodes["known"].to_numpy(zero_copy_only=False)
 
@@ -78,6 +79,7 @@ class Constraints:
             self._used_ports[node].remove(pod)
         if row in self._claim_names:
             self._attach_limits.leave(row, node)
+            self._exclusive_disks.leave(row, node)
         if row in self._device_claim_names and self._devices is not None:
             self._devices.leave(row, node)
 
@@ -89,6 +91,7 @@ class Constraints:
             self._used_ports.setdefault(node, UsedPorts()).add(pod)
         if row in self._claim_names:
             self._attach_limits.enter(row, node)
+            self._exclusive_disks.enter(row, node)
         if row in self._device_claim_names and self._devices is not None:
             self._devices.enter(row, node)
 
@@ -109,6 +112,9 @@ class Constraints:
                     name = claim.removeprefix(EPHEMERAL_CLAIM)
                     yield "the topology of a volume", self._reaching(row, name)
             yield "the number of volumes that they attach", self._attach_limits.allowed(row)
+            apart = self._exclusive_disks.allowed(row)
+            if apart is not None:
+                yield "a disk that another pod of the node has", apart
         pod = self.pod(row)
         if host_ports(pod):
             free = np.ones(self._snapshot.node_count, bool)
@@ -194,6 +200,10 @@ class Constraints:
                 found[row] = frozenset(volume for volume in volumes if volume is not None)
         return AttachLimits(self._snapshot, found)
 
+    @cached_property
+    def _exclusive_disks(self) -> ExclusiveDisks:
+        return ExclusiveDisks(self._snapshot, self._claim_names)
+
     def _attached(self, namespace: str, claim: str) -> AttachedVolume | None:
         """Return the volume that a node attaches for a claim, or for a cloud disk in a pod's spec."""
         if claim.startswith(INLINE_VOLUME):
@@ -229,13 +239,3 @@ def required_selector(pod: Pod) -> NodeSelector | None:
     """Return the node affinity that a pod requires."""
     affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
     return affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
-
-
-def _texts(snapshot: Snapshot, name: str) -> dict[int, str]:
-    """Return the texts of a column of pods that are not empty, by row; none if the column is missing."""
-    if name not in snapshot.pods.column_names:
-        return {}
-    texts, codes = coded(snapshot.pods, name)
-    there = np.array([bool(text) for text in texts], bool)
-    rows = np.flatnonzero(there[codes]) if there.any() else np.zeros(0, np.int64)
-    return {row: texts[code] for row, code in zip(rows.tolist(), codes[rows].tolist(), strict=True)}

@@ -1,4 +1,5 @@
-"""Name cloud disks in the specs of pods among the claims of `pods.claims`: `inline/PLUGIN/ID`.
+"""Name cloud disks in the specs of pods among the claims of `pods.claims`: `inline/PLUGIN/ID`, followed by
+`/read-only` if a pod does not write to the disk.
 
 A CSI driver has replaced the in-tree plugin of each, and a node attaches them as volumes of that driver.
 """
@@ -6,7 +7,7 @@ A CSI driver has replaced the in-tree plugin of each, and a node attaches them a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -16,6 +17,7 @@ from engine.api.pod import Volume
 from engine.csi.migration import migrated_inline
 
 INLINE_VOLUME: Final = "inline/"
+READ_ONLY: Final = "/read-only"
 IDS: Final = {
     "awsElasticBlockStore": "volumeID",
     "azureDisk": "diskURI",
@@ -26,20 +28,38 @@ IDS: Final = {
 """The plugins whose volumes the scheduler counts, and the field of each that names a disk."""
 
 
+class InlineDisk(NamedTuple):
+    """Hold the plugin of a disk, its name without regard to how it is used, and whether it is only read."""
+
+    plugin: str
+    name: str
+    read_only: bool
+
+
+def inline_disks(claims: str) -> Iterator[InlineDisk]:
+    """Yield the disks among the volumes of a pod, which a value of `pods.claims` names."""
+    for name in claims.split():
+        if name.startswith(INLINE_VOLUME):
+            disk = name.removesuffix(READ_ONLY)
+            yield InlineDisk(name.split("/")[1], disk, disk != name)
+
+
 def inline_names(sources: Mapping[str, Any]) -> Iterator[str]:
     """Yield the name of the disk in a volume of a pod, given the sources of the volume by their fields."""
     for plugin, field in IDS.items():
-        disk = (sources.get(plugin) or {}).get(field)
+        source = sources.get(plugin) or {}
+        disk, suffix = source.get(field), READ_ONLY if source.get("readOnly") is True else ""
         if isinstance(disk, str) and disk:
-            yield f"{INLINE_VOLUME}{plugin}/{quote(disk, safe='')}"
+            yield f"{INLINE_VOLUME}{plugin}/{quote(disk, safe='')}{suffix}"
 
 
 def inline_source(name: str) -> dict[str, Any]:
     """Return the source of the volume that `inline_names` has named, by its field."""
-    plugin, _, disk = name.removeprefix(INLINE_VOLUME).partition("/")
+    plugin, _, disk = name.removesuffix(READ_ONLY).removeprefix(INLINE_VOLUME).partition("/")
     if plugin not in IDS:
         raise InvalidInput(f"pods.claims: {name[:60]!r} names no volume")
-    return {plugin: {IDS[plugin]: unquote(disk)}}
+    used = {"readOnly": True} if name.endswith(READ_ONLY) else {}
+    return {plugin: {IDS[plugin]: unquote(disk), **used}}
 
 
 def attached_as(name: str) -> tuple[str, str] | None:

@@ -102,7 +102,15 @@ def made_for(pod: str) -> list[dict[str, Any]]:
     return [claim, csi(**reached_from(ZONE, "a"))]
 
 
-DISK = {"volumes": [{"name": "d", "gcePersistentDisk": {"pdName": "v"}}]}
+def disk(plugin: str, **source: Any) -> dict[str, Any]:
+    """Return a spec with a cloud disk that has no claim."""
+    return {"volumes": [{"name": "disk", plugin: source}]}
+
+
+DISK, READ_DISK = (disk("gcePersistentDisk", pdName="d", readOnly=read_only) for read_only in (False, True))
+EBS = disk("awsElasticBlockStore", volumeID="d", readOnly=True)
+# Without regard to disks, the emptier n2 would be chosen.
+FULLER = [node("n2"), node("n3"), pod("one", "n3"), pod("two", "n3")]
 PORT = {"container": {"ports": [{"containerPort": 80, "hostPort": 80}]}}
 
 
@@ -155,10 +163,28 @@ GOES = [
         "n3",
     ),
     (
-        "where another pod has its disk without a claim already",
-        [node("n2"), attaches("n2", 1, GCE), pod("other", "n2", **DISK)],
-        DISK,
+        "where another pod reads its disk without a claim already",
+        [node("n2"), attaches("n2", 1, GCE), pod("other", "n2", **READ_DISK)],
+        READ_DISK,
         "n2",
+    ),
+    (
+        "away from a pod that writes to the disk which it reads",
+        [*FULLER, pod("other", "n2", **DISK)],
+        READ_DISK,
+        "n3",
+    ),
+    (
+        "away from a pod that reads the disk to which it writes",
+        [*FULLER, pod("other", "n2", **READ_DISK)],
+        DISK,
+        "n3",
+    ),
+    (
+        "away from a pod that has its EBS volume",
+        [*FULLER, pod("other", "n2", **EBS)],
+        EBS,
+        "n3",
     ),
     (
         "where an ephemeral volume can be attached, in another zone than the one that goes",

@@ -75,16 +75,17 @@ async def test_ephemeral_volumes_leave_the_nodes_that_the_scheduler_takes(site: 
 
 
 async def test_disks_without_a_claim_leave_the_nodes_that_the_scheduler_takes(site: Site) -> None:
-    """Each node attaches two disks; one pod in five has the disk of another one."""
+    """Each node attaches two GCE disks; one pod in three has the disk of another one, and some write."""
     await offer(site)
     bound, disks = {}, list[Object]()
-    for number in range(2 * NODE_COUNT + 10):
+    for number in range(3 * NODE_COUNT + 10):
         name = f"p{number:03}"
-        if not disks or site.draw.random() > 0.2:
-            disks.append({"gcePersistentDisk": {"pdName": name, "readOnly": True}})
-        bound[name] = await site.run(
-            plain(name, "100m", volumes=[{"name": "data", **site.draw.choice(disks[-5:])}])
-        )
+        if not disks or site.draw.random() > 0.3:
+            ebs = {"awsElasticBlockStore": {"volumeID": f"vol-{number}"}}
+            disks.append(ebs if site.draw.random() < 0.2 else {"gcePersistentDisk": {"pdName": name}})
+        ((plugin, source),) = site.draw.choice(disks[-5:]).items()
+        disk = {"name": "data", plugin: source | {"readOnly": site.draw.random() < 0.6}}
+        bound[name] = await site.run(plain(name, "100m", volumes=[disk]))
     assert not await differences(site, bound)
     assert "" in bound.values()
 
