@@ -410,6 +410,24 @@ def test_a_bundle_with_everything_per_node(tmp_path):
     assert owners == {"g1": ("u-a", "1"), "g0": ("", "")}
 
 
+def test_devices_of_an_agent_have_health_and_numa_nodes(tmp_path):
+    (tmp_path / "a.json").write_bytes(listed(node()))
+    owner = {"pod": "default/a", "podUID": "u-a", "container": "c"}
+    described = [
+        {"id": "g0", "health": "Healthy", "numa": [0], "owners": []},
+        {"id": "g1", "health": "Unhealthy", "numa": [0, 1], "owners": [owner]},
+        {"id": "g2", "health": "Gone", "numa": None, "owners": [owner | {"podUID": ""}]},
+    ]
+    resources = [{"name": "example.com/gpu", "capacity": 3, "devices": described}]
+    (tmp_path / "devices.json").write_text(json.dumps({"resources": resources}))
+    faults = FaultLog()
+    snapshot = load_snapshot([str(tmp_path / "a.json"), str(tmp_path / "devices.json")], faults=faults)
+    assert faults.total == 0, faults.kept
+    assert [
+        (row["device"], row["healthy"], row["numa"], row["pod_uid"]) for row in snapshot.devices.to_pylist()
+    ] == [("g0", True, "0", ""), ("g1", False, "0,1", "u-a"), ("g2", False, "", "default/a")]
+
+
 def test_an_extra_without_a_node_is_a_fault(tmp_path):
     (tmp_path / "a.json").write_bytes(listed(node(), node("n2")))
     (tmp_path / "b.json").write_bytes(b'{"kubeletconfig": {}}')

@@ -253,6 +253,7 @@ class Head(DocumentStruct):
     processors: Raw = EMPTY
     default_cpu_set: Raw = EMPTY
     machine_state: Raw = EMPTY
+    resources: Raw = EMPTY
     pod_resources: Raw = EMPTY
     pod_resources_snake: Raw = msgspec.field(default=EMPTY, name="pod_resources")
     data: Raw = msgspec.field(default=EMPTY, name="Data")

@@ -18,9 +18,10 @@ LIVE_PATHS = (
     "/configz",
     "/kubengine/cpus",
     "/kubengine/memory",
+    "/kubengine/devices",
 )
-"""Only the first is required: a kubelet has no pages for its Node object, CPUs and memory, and no read-only
-port shows the configuration.
+"""Only the first is required: a kubelet has no pages for its Node object, CPUs, memory and devices, and no
+read-only port shows the configuration.
 """
 TIMEOUT = 30.0
 MAX_BYTES = 256 * 1024 * 1024

@@ -169,6 +169,30 @@ class PodDevices(DocumentStruct):
     containers: list[ContainerDevices] | None = None
 
 
+class DeviceOwner(DocumentStruct):
+    pod: str = ""
+    pod_uid: str = msgspec.field(default="", name="podUID")
+    container: str = ""
+
+
+class AgentDevice(DocumentStruct):
+    id: str
+    health: str = ""
+    numa: list[Annotated[int, Meta(ge=0, le=63)]] | None = None
+    owners: list[DeviceOwner] | None = None
+
+
+class AgentResource(DocumentStruct):
+    name: str
+    devices: list[AgentDevice] | None = None
+
+
+class AgentDevices(DocumentStruct):
+    """Hold the answer of `kubengine devices --json`."""
+
+    resources: list[AgentResource]
+
+
 class PodResources(DocumentStruct):
     pods: list[PodDevices] | None = msgspec.field(default=None, name="podResources")
     pods_snake: list[PodDevices] | None = msgspec.field(default=None, name="pod_resources")
@@ -350,6 +374,16 @@ class NodeDocuments:
                             node, resource, device, numa, f"{pod.namespace}/{pod.name}", container.name
                         )
 
+    def _agent_devices(self, data: bytes, node: str) -> None:
+        described = msgspec.json.decode(data, type=AgentDevices)
+        for resource in described.resources:
+            for device in resource.devices or ():
+                numa = ",".join(map(str, device.numa or ()))
+                owner = next(iter(device.owners or ()), DeviceOwner())
+                held_by = owner.pod_uid or owner.pod
+                healthy = device.health == "Healthy"
+                self._device(node, resource.name, device.id, numa, held_by, owner.container, healthy=healthy)
+
     def _agent_cpus(self, data: bytes, node: str) -> None:
         described = msgspec.json.decode(data, type=AgentCpus)
         number = self._nodes.row(node)
@@ -388,8 +422,18 @@ class NodeDocuments:
         described = msgspec.json.decode(data, type=AgentMemory)
         self._nodes.pinning(self._nodes.row(node)).memory = described.nodes or None
 
-    def _device(self, node: str, resource: str, device: str, numa: str, pod: str, container: str) -> None:
-        values = (self._nodes.row(node), resource, device, numa, True, pod, container)
+    def _device(
+        self,
+        node: str,
+        resource: str,
+        device: str,
+        numa: str,
+        pod: str,
+        container: str,
+        *,
+        healthy: bool = True,
+    ) -> None:
+        values = (self._nodes.row(node), resource, device, numa, healthy, pod, container)
         for column, value in zip(self._devices.values(), values, strict=True):
             column.append(value)
 
@@ -423,6 +467,8 @@ def _kind(head: Head) -> str | None:
         return "agent_cpus" if "processors" in given else "cpu_state"
     if "machine_state" in given or {"nodes", "containers"} <= given:
         return "memory_state" if "machine_state" in given else "agent_memory"
+    if "resources" in given:
+        return "agent_devices"
     if "cpus" in given:
         return "lscpu"
     if "images" in given:
