@@ -34,7 +34,9 @@ def sums_on_nodes(const int32_t[::1] template, const int64_t[::1] offsets, const
     return found
 
 
-cdef inline int64_t balance(int64_t first, int64_t second, int64_t of_first, int64_t of_second) noexcept nogil:
+cdef inline int64_t balance(
+    int64_t first, int64_t second, int64_t of_first, int64_t of_second
+) noexcept nogil:
     if of_first <= 0 or of_second <= 0:
         return MOST
     cdef double apart = (
