@@ -380,6 +380,7 @@ def test_every_cgroup_file_is_the_agents_where_nodes_are_configured_differently(
             mine.setdefault(row["object"], []).append((row["decision"], row["amount"]))
         config = msgspec.json.decode(own[node], type=KubeletConfiguration, dec_hook=decode_hook)
         capacity = {n: int(cluster.allocatable(n, "capacity")[node]) for n in ("cpu", "memory")}
+        capacity |= {"pid": int(pids)} if (pids := cluster.reading("pid_max")[node]) >= 0 else {}
         settings = CgroupSettings.resolve(config, capacity, cgroup_v2=version == 2)
         sums = LevelSums()
         for pod in pods_of_node(cluster, node):
@@ -396,6 +397,8 @@ def test_every_cgroup_file_is_the_agents_where_nodes_are_configured_differently(
                     *plain(dict(given.unified)),
                 ]
         levels = sums.values(settings.levels)
+        protected = levels["Guaranteed"].unified
+        levels["Guaranteed"] = msgspec.structs.replace(settings.root_values(), unified=protected)
         names = {
             "Guaranteed": "kubepods",
             "Burstable": "kubepods/burstable",

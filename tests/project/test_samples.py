@@ -118,7 +118,7 @@ def test_every_question_on_the_planning_page_is_answered(tmp_path: Path) -> None
     (tmp_path / "plan.yaml").write_text("".join(blocks(page, "yaml")))
     (tmp_path / "nodes.csv").write_text(NODES)
     (tmp_path / "pods.csv").write_text(PODS)
-    # tests/plan/test_live_cluster.py asks a running cluster, by a context and as a kubectl plugin, and
+    # tests/plan/live/test_cluster.py asks a running cluster, by a context and as a kubectl plugin, and
     # tests/plan/use/test_rightsize_page.py a Prometheus.
     made_up, live, _context, _plugin, _use, convert, questions, _sizes, scenarios, tables = blocks(page, "sh")
     assert "preempt" in shell(made_up, tmp_path)

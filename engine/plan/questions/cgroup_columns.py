@@ -19,12 +19,13 @@ from engine._fast.cgroup_values import MAX_BYTES, MAX_MILLI, NODE_CRITICAL
 from engine.api.amounts.cpu_weight import WeightFormula
 from engine.api.qos import NODE_CRITICAL_PRIORITY
 from engine.api.quantity import ZERO
-from engine.api.resources import MEMORY
+from engine.api.resources import CPU, MEMORY
+from engine.cgroups.formulas.allocatable import PID
 from engine.cgroups.formulas.bulk import BulkCgroups, BulkValues, ContainerColumns
 from engine.cgroups.formulas.containers import ContainerRules
 from engine.cgroups.formulas.levels import LevelRules
 from engine.cgroups.formulas.settings import CgroupSettings
-from engine.cgroups.formulas.values import PodRules
+from engine.cgroups.formulas.values import GroupValues, PodRules
 from engine.plan.answers.answer import Rows
 from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.snapshot.columns import Snapshot
@@ -51,6 +52,7 @@ class CgroupColumns:
     owner          int64[containers]  the pod's row; `names` are the containers' own
     capacity       int64[nodes]   milli-CPU, -1 unknown
     level_limited  bool[nodes]    whether a reservation limits the levels' memory
+    root           int64[nodes]   which of `roots`, the values of the cgroup of all pods, a node has
     """
 
     profiles: list[Profile]
@@ -60,6 +62,8 @@ class CgroupColumns:
     names: pa.Array
     capacity: Column
     level_limited: NDArray[np.bool_]
+    roots: list[GroupValues]
+    root: Column
 
 
 def cgroup_columns(
@@ -73,20 +77,23 @@ def cgroup_columns(
     nodes = snapshot.node_count
     cpu, memory = (_capacity(snapshot, name) for name in ("cpu", "memory"))
     number: dict[Profile, int] = {}
-    resolved: dict[tuple[str, int, int], tuple[int, int]] = {}
-    profile, allocatable = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+    pids = snapshot.reading("pid_max")
+    resolved: dict[tuple[str, int, int, int], tuple[int, int, int]] = {}
+    roots: list[GroupValues] = []
+    profile, allocatable, root = (np.zeros(nodes, np.int64) for _ in range(3))
     for node in range(nodes):
-        key = configurations.key(node), int(cpu[node]), int(memory[node])
+        key = configurations.key(node), int(cpu[node]), int(memory[node]), int(pids[node])
         if key not in resolved:
-            amounts = dict(zip(("cpu", "memory"), key[1:], strict=True))
+            amounts = dict(zip((CPU, MEMORY, PID), key[1:], strict=True))
             settings = CgroupSettings.resolve(
                 configurations.of(node),
                 {name: amount for name, amount in amounts.items() if amount >= 0},
                 cgroup_v2=version == 2,
             )
             mine = number.setdefault(_profile(settings), len(number))
-            resolved[key] = mine, settings.node.allocatable().get(MEMORY, ZERO).value
-        profile[node], allocatable[node] = resolved[key]
+            resolved[key] = mine, settings.node.allocatable().get(MEMORY, ZERO).value, len(roots)
+            roots.append(settings.root_values())
+        profile[node], allocatable[node], root[node] = resolved[key]
     containers, owner, names = _containers(snapshot)
     columns = snapshot.tables.columns
     columns = msgspec.structs.replace(columns, limits=_bounded(columns.limits, rows))
@@ -103,7 +110,7 @@ def cgroup_columns(
         found.containers[:, of_containers] = out.containers[:, of_containers]
         found.levels[:, here] = out.levels[:, here]
         limited |= here & (rules.levels.reserved_percent is not None) & (allocatable > 0)
-    return CgroupColumns(list(number), profile, found, owner, names, cpu, limited)
+    return CgroupColumns(list(number), profile, found, owner, names, cpu, limited, roots, root)
 
 
 def _profile(settings: CgroupSettings) -> Profile:

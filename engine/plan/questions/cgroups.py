@@ -86,13 +86,13 @@ def cgroups(snapshot: Snapshot, parameters: CgroupsParameters) -> Answer:
 def _add_levels(rows: Rows, columns: CgroupColumns, files: FileRules) -> None:
     nodes = columns.values.levels.shape[1]
     distinct, code = np.unique(
-        np.vstack([columns.values.levels[:6], columns.level_limited]),
+        np.vstack([columns.values.levels[:6], columns.level_limited, columns.root]),
         axis=1,
         return_inverse=True,
     )
     written = []
     for values in distinct.T.tolist():
-        levels = _level_values(values[:6], limited=bool(values[6]))
+        levels = _level_values(values[:6], columns.roots[values[7]], limited=bool(values[6]))
         written += [files.files(levels[level]) for level in LEVELS]
     count = len(LEVELS)
     codes = np.repeat(code.reshape(-1), count) * count + np.tile(np.arange(count), nodes)
@@ -108,12 +108,12 @@ def _add_levels(rows: Rows, columns: CgroupColumns, files: FileRules) -> None:
     )
 
 
-def _level_values(values: list[int], *, limited: bool) -> dict[str, GroupValues]:
-    """Return a column of the kernel's level values as groups."""
+def _level_values(values: list[int], root: GroupValues, *, limited: bool) -> dict[str, GroupValues]:
+    """Return a column of the kernel's level values as groups; `root` is what the node gives all pods."""
     shares, _weight, burstable, best_effort, root_protected, protected = values
     return {
-        GUARANTEED: GroupValues(
-            unified=_file(MEMORY_MIN, root_protected) | _file(MEMORY_LOW, root_protected)
+        GUARANTEED: msgspec.structs.replace(
+            root, unified=_file(MEMORY_MIN, root_protected) | _file(MEMORY_LOW, root_protected)
         ),
         BURSTABLE: GroupValues(
             cpu_shares=shares, memory=burstable if limited else None, unified=_file(MEMORY_LOW, protected)

@@ -27,7 +27,7 @@ from engine.plan.questions.evict import EvictParameters
 from engine.testing.apiserver import ApiServer
 from tests.cluster.control_plane import ControlPlane, binaries
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 NODES, PODS = "/api/v1/nodes", "/api/v1/namespaces/shop/pods"
 PROXY = "/api/v1/nodes/{}/proxy/{}"

@@ -6,20 +6,21 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from engine.cpumanager.topology import CpuTopology, Processor
+from engine.plan.questions.cgroups import LEVEL_NAMES, CgroupsParameters, cgroups
 from engine.plan.questions.cpus import CpusParameters, cpus
 from engine.plan.questions.devices import DevicesParameters, devices
 from engine.runtime.hollow import HollowRuntime
 from engine.topologymanager.policy import Numa
 from tests.devices.device_rig import GPU, DeviceRig
 from tests.node_rig import container
-from tests.plan.test_live_agent import snapshot_of
+from tests.plan.live.test_agent import snapshot_of
 from tests.waiting import eventually
 
 POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
@@ -105,3 +106,63 @@ async def test_the_agent_takes_as_many_pinned_pods_as_the_planner_says(
     assert not {"unknown"} & {row["decision"] for row in rows}
     takes = sum(row["amount"] for row in rows if row["decision"] == "takes")
     assert await admitted(rig, **limits) == takes
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_agent_writes_the_cgroup_values_that_the_planner_says(
+    rig: DeviceRig, private_cgroup_root: str, seed: int
+) -> None:
+    """The kernel has those of levels and pods, the runtime those of containers."""
+    draw = random.Random(seed)
+    rig.config.cgroups_per_qos, rig.config.cgroup_root = True, private_cgroup_root
+    rig.config.pod_pids_limit = draw.choice([-1, 200])
+    rig.config.kube_reserved = {"cpu": f"{draw.randrange(1, 9)}00m", "memory": "64Mi"}
+    node = await rig.start()
+    for number in range(8):
+        resources = {"limits": amounts(draw)} if draw.random() < 0.4 else {"requests": amounts(draw)}
+        containers = [container(name, resources=resources) for name in ("a", "b")[: draw.randrange(1, 3)]]
+        rig.write(f"p{number}", {"containers": containers}, labels={"app": "web"})
+        await eventually(lambda name=f"p{number}": rig.running(name))
+    described = cast("Any", node.components["cgroups"]).describe()
+    parameters = CgroupsParameters(
+        version=described["version"],
+        formula=described["cpuWeightFormula"],
+        detail=["qos", "pods", "containers"],
+    )
+    table = cgroups(await snapshot_of(rig), parameters).table.to_pylist()
+    foretold = {(row["object"], row["decision"]): row["amount"] for row in table}
+    written = {
+        (group.get("pod") or LEVEL_NAMES[group["qosClass"]], file): amount_in(texts["actual"])
+        for group in described["groups"]
+        for file, texts in group["files"].items()
+        if not file.startswith("cpuset.")
+    }
+    assert {(key, amount) for key, amount in foretold.items() if ":" not in key[0]} == set(written.items())
+    given = dict(of_containers(rig, described["version"]))
+    assert {key: foretold[key] for key in given} == given
+    assert len(given) > 8 * 3
+
+
+def amount_in(text: str) -> int:
+    """Return the first number of a cgroup file, -1 for no limit, which cgroup v1 shows as a huge one."""
+    first = text.split(maxsplit=1)[0]
+    return -1 if first == "max" or int(first) > 2**62 else int(first)
+
+
+def amounts(draw: random.Random) -> dict[str, str]:
+    """Return random amounts of CPU and memory, of one of them, or none."""
+    both = {"cpu": f"{draw.randrange(1, 60)}0m", "memory": f"{draw.randrange(8, 200)}Mi"}
+    return {name: amount for name, amount in both.items() if draw.random() < 0.7}
+
+
+def of_containers(rig: DeviceRig, version: int) -> Iterator[tuple[tuple[str, str], int]]:
+    """Yield what the runtime received for each container, under the planner's names."""
+    for record in rig.runtime.service.records.containers.values():
+        pod, linux = record.sandbox.config.metadata, record.config.linux.resources
+        name = f"{pod.namespace}/{pod.name}:{record.config.metadata.name}"
+        if version == 1:
+            yield (name, "cpu.shares"), linux.cpu_shares
+        yield (name, "cpu.quota"), linux.cpu_quota or -1
+        yield (name, "memory.max"), linux.memory_limit_in_bytes or -1
+        yield (name, "oom_score_adj"), linux.oom_score_adj
