@@ -8,7 +8,7 @@ of them; here all are scored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -29,12 +29,13 @@ from engine.api.scheduling import (
     WeightedPodAffinityTerm,
 )
 from engine.plan.placement.constraints import Constraints
+from engine.plan.placement.image_sizes import image_sizes
 from engine.plan.placement.node_capacity import NodeCapacity
 from engine.plan.placement.spread import MOST, SpreadScores
 from engine.plan.placement.topology import PodRows, Undecidable
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.kept import once_per_snapshot
-from engine.plan.snapshot.lazy_table import coded, value_of
+from engine.plan.snapshot.lazy_table import value_of
 from engine.plan.snapshot.node_labels import Nodes
 from engine.plan.snapshot.objects import decoded_spec
 
@@ -224,34 +225,17 @@ class NodeScores:
         found: Values = MOST * (clipped - SMALLEST_IMAGES) // (most - SMALLEST_IMAGES)
         return found
 
-    @cached_property
-    def _image_codes(self) -> Mapping[str, list[int]]:
-        """Return the codes of the column of names that hold each image name."""
-        found: dict[str, list[int]] = {}
-        for code, text in enumerate(coded(self._snapshot.images, "names")[0]):
-            for name in text.split():
-                found.setdefault(name, []).append(code)
-        return found
-
     def _image(self, name: str) -> Values:
         """Return int64[nodes]: the size of an image where it is, scaled by how many nodes have it."""
         if ":" not in name.rpartition("/")[2]:
             name += ":latest"
         found = self._sizes.get(name)
         if found is None:
-            images, nodes = self._snapshot.images, self._snapshot.node_count
-            codes = coded(images, "names")[1]
-            mine = self._image_codes.get(name, [])
-            rows = np.flatnonzero(codes == mine[0] if len(mine) == 1 else np.isin(codes, mine))
-            found = np.zeros(nodes, np.int64)
-            at = images["node"].to_numpy()[rows]
-            found[at] = images["size"].to_numpy()[rows]
-            holding = np.zeros(nodes, bool)
-            holding[at] = True
+            sizes = image_sizes(self._snapshot).of(name)
+            share = np.count_nonzero(sizes >= 0) / max(len(sizes), 1)
             # As in the scheduler, an image that few nodes have counts little: pods would otherwise gather on
             # those nodes.
-            found = (found * (int(holding.sum()) / max(nodes, 1))).astype(np.int64)
-            self._sizes[name] = found
+            found = self._sizes[name] = (np.maximum(sizes, 0) * share).astype(np.int64)
         return found
 
 

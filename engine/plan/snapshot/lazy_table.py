@@ -182,6 +182,11 @@ def coded(table: Table, name: str, more: Sequence[str] = ()) -> tuple[list[str],
     return table.coded(name, more)
 
 
+def parts_of(table: Table, name: str) -> Iterator[pa.ChunkedArray]:
+    """Yield a column part by part; nothing of one that is not there yet is kept."""
+    return (table if isinstance(table, LazyTable) else _lazy(table)).parts(name)
+
+
 def filled(table: Table, name: str) -> dict[int, str]:
     """Return the texts of a dictionary column that are not empty, by row; none if the column is missing."""
     if name not in table.column_names:

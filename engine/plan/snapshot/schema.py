@@ -8,6 +8,7 @@ used (`objects`), because there is one per node.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -38,6 +39,7 @@ from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS
 from engine.plan.snapshot.objects import decoded_spec
 from engine.tables import ResourceNames
 
+MOST_TEXTS = 1 << 14
 MAX_RESOURCES = 64
 MAX_AMOUNT = 2**62
 MAX_REQUEST = 2**51
@@ -249,10 +251,18 @@ def _check_texts(where: str, column: pa.ChunkedArray, decoder: msgspec.json.Deco
     """
     for chunk in column.chunks:
         for text in chunk.dictionary.to_pylist():
-            try:
-                decoder.decode(text or "null")
-            except (msgspec.DecodeError, RecursionError):
-                raise InvalidInput(f"{where}: {text[:60]!r} are not {kind}") from None
+            if not _can_be_decoded(decoder, text):
+                raise InvalidInput(f"{where}: {text[:60]!r} are not {kind}")
+
+
+@lru_cache(maxsize=MOST_TEXTS)
+def _can_be_decoded(decoder: msgspec.json.Decoder[Any], text: str) -> bool:
+    """Tell whether a text is valid; each part of a column has the texts of its workloads again."""
+    try:
+        decoder.decode(text or "null")
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _check_selectors(column: pa.ChunkedArray) -> None:
