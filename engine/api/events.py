@@ -22,7 +22,7 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 log = logging.getLogger("kubengine.events")
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """Describe one event about the node, a pod, a claim or a volume.
 
     `pod` is `namespace/name`, empty for the node; `at` is a Unix time; `field_path` is the path of the

@@ -29,8 +29,12 @@ def json_name(attribute: str) -> str:
     return first + "".join(_ACRONYMS.get(word, word[:1].upper() + word[1:]) for word in rest)
 
 
-class Struct(msgspec.Struct, kw_only=True, omit_defaults=True, rename=json_name):
-    """Represent a Kubernetes API object: attributes in snake_case, Kubernetes' own JSON names."""
+class Struct(msgspec.Struct, kw_only=True, omit_defaults=True, rename=json_name, gc=False):
+    """Represent a Kubernetes API object: attributes in snake_case, Kubernetes' own JSON names.
+
+    A document holds nothing that refers to it, so the garbage collector has nothing to find: each object is
+    16 bytes smaller, and thousands of pods are no work for a collection.
+    """
 
 
 class PartlyShown(msgspec.Struct, frozen=True):

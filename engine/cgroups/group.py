@@ -61,7 +61,7 @@ class Descriptors:
             os.close(self._open.popitem()[1])
 
 
-class Directory(msgspec.Struct, eq=False):
+class Directory(msgspec.Struct, eq=False, gc=False):
     """Read and write a cgroup's directory in one hierarchy, which is mounted at `root`; `below` is the
     cgroup's path in it.
 

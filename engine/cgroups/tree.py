@@ -41,7 +41,7 @@ _TOGETHER = frozenset(["cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.max"])
 _RETRY_DELAY = 0.005
 
 
-class CgroupNode(msgspec.Struct):
+class CgroupNode(msgspec.Struct, gc=False):
     """Hold one cgroup in all hierarchies, and its desired content (file → text).
 
     `known` is the last text of each file as the kernel returns it. A cgroup that `delegates` passes its

@@ -31,7 +31,7 @@ _STAGES: dict[int, int] = {CREATED: 0, UNKNOWN: 1, RUNNING: 1, EXITED: 2}
 """The states of a container in the order of its life; a report of an earlier state is outdated."""
 
 
-class ContainerRecord(msgspec.Struct, frozen=True):
+class ContainerRecord(msgspec.Struct, frozen=True, gc=False):
     """Hold one container of the runtime. Times are Unix seconds, 0 if they have not come."""
 
     id: str
@@ -66,7 +66,7 @@ class ContainerRecord(msgspec.Struct, frozen=True):
         return _STAGES[EXITED] if self.finished_at else _STAGES[self.state]
 
 
-class SandboxRecord(msgspec.Struct, frozen=True):
+class SandboxRecord(msgspec.Struct, frozen=True, gc=False):
     """Hold one pod sandbox. `ips` are its addresses, empty in the host's network."""
 
     id: str
@@ -81,7 +81,7 @@ class SandboxRecord(msgspec.Struct, frozen=True):
     """The runtime handler, '' for the default one."""
 
 
-class PodRecord(msgspec.Struct):
+class PodRecord(msgspec.Struct, gc=False):
     """Hold everything that the runtime holds of one pod; both lists are newest first."""
 
     uid: str
@@ -178,6 +178,7 @@ def container_record(
     """
     annotations = status.annotations
     grace = annotations.get(labels.POD_GRACE, "")
+    message_at = annotations.get(labels.MESSAGE_PATH)
     linux = status.resources.linux if status.HasField("resources") else None
     return ContainerRecord(
         id=status.id,
@@ -195,10 +196,7 @@ def container_record(
         image_id=intern(status.image_ref),
         hash=intern(annotations.get(labels.HASH, "")),
         log_path=status.log_path,
-        message_path=next(
-            (m.host_path for m in status.mounts if m.container_path == annotations.get(labels.MESSAGE_PATH)),
-            "",
-        ),
+        message_path=next((m.host_path for m in status.mounts if m.container_path == message_at), ""),
         grace_seconds=decimal(grace),
         resources=_shared((linux.cpu_shares, linux.cpu_quota, linux.cpu_period, linux.memory_limit_in_bytes))
         if linux is not None

@@ -21,7 +21,7 @@ from engine.cgroups.formulas.values import GroupValues
 LEVELS = (GUARANTEED, BURSTABLE, BEST_EFFORT)
 
 
-class Contribution(msgspec.Struct, frozen=True):
+class Contribution(msgspec.Struct, frozen=True, gc=False):
     """Hold the part of one pod in its level: requested milli-CPU and bytes."""
 
     qos_class: str

@@ -45,7 +45,7 @@ FIRST_READ_SECONDS = 10.0
 """Seconds for which an unreadable manifest keeps the list of pods from being complete."""
 
 
-class _File(msgspec.Struct):
+class _File(msgspec.Struct, gc=False):
     stamp: Stamp | None = None
     pods: list[Pod] = msgspec.field(default_factory=list)
     digest: bytes = b""
