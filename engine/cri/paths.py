@@ -71,7 +71,7 @@ def pod_directory(root: Path, uid: str) -> Path:
 
 
 def volume_path(pod_directory: Path, plugin: str, volume: str) -> Path:
-    return pod_directory / "volumes" / plugin / volume
+    return pod_directory.joinpath("volumes", plugin, volume)
 
 
 def hosts_path(pod_directory: Path) -> Path:
@@ -85,4 +85,4 @@ def project_record(volume: Path) -> Path:
 
 
 def last_words_path(pod_directory: Path, container: str, attempt: int) -> Path:
-    return pod_directory / "containers" / container / str(attempt)
+    return pod_directory.joinpath("containers", container, str(attempt))

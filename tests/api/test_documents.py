@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.api.documents import load_config, load_pods, parse_documents, parse_pods, yaml_text
+from engine.api.documents import load_config, load_pods, parse_documents, parse_pods, read_text, yaml_text
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.validation import problems
@@ -87,6 +87,13 @@ def test_a_missing_file_and_a_huge_one(tmp_path: Path):
         file.truncate(100 << 20)
     with pytest.raises(InvalidInput, match="larger than"):
         load_pods(huge)
+
+
+def test_files_without_a_size_are_read_to_their_end_within_the_limit():
+    """A file of /proc and a device say that they have no bytes."""
+    assert read_text(Path("/proc/filesystems")) == Path("/proc/filesystems").read_bytes() != b""
+    with pytest.raises(InvalidInput, match="larger than"):
+        read_text(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from engine.api.quantity import Quantity
 from engine.api.struct import decode_hook
 
 MAX_BYTES = 10 * 1024 * 1024
+READ_BYTES = 1 << 16
 MAX_DEPTH = 100
 """The same limit as in `yaml_text`."""
 CONTAINERD = "unix:///run/containerd/containerd.sock"
@@ -52,15 +53,31 @@ def read_with_status(path: Path) -> tuple[bytes, os.stat_result]:
     replaced it.
     """
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            # One byte more than allowed: a file of /proc or a pipe has no size, and any may grow meanwhile.
-            data = file.read(MAX_BYTES + 1) if status.st_size <= MAX_BYTES else b""
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(file)
+            data = _read_at_most(file, MAX_BYTES + 1, status.st_size) if status.st_size <= MAX_BYTES else b""
+        finally:
+            os.close(file)
     except OSError as error:
         raise InvalidInput(error.strerror or str(error), subject=str(path)) from error
     if max(status.st_size, len(data)) > MAX_BYTES:
         raise InvalidInput(f"larger than {MAX_BYTES} bytes", subject=str(path))
     return data, status
+
+
+def _read_at_most(file: int, limit: int, size: int) -> bytes:
+    """Read a file of `size` bytes to its end, but no more than `limit` bytes.
+
+    A file of /proc or a pipe has no size, and any file may grow meanwhile.
+    """
+    # Not `limit` bytes at once: for each file, the allocator would map that much and unmap it.
+    pieces = [os.read(file, size + 1)]
+    length = len(pieces[0])
+    while pieces[-1] and length < limit:
+        pieces.append(os.read(file, min(limit - length, READ_BYTES)))
+        length += len(pieces[-1])
+    return b"".join(pieces)
 
 
 def parse_documents(data: bytes, subject: str) -> list[dict[str, Any]]:
@@ -147,11 +164,15 @@ def unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:
         return
     fields = _form(struct).fields
     for name, value in document.items():
+        known = name in fields
+        # Most fields are known and plain, and need no path.
+        if known and not isinstance(value, dict | list):
+            continue
         where = f"{path}.{name}" if path else str(name)
-        if name not in fields:
-            yield where
-        elif isinstance(value, dict | list):
+        if known:
             yield from unknown_fields(value, fields[name], where)
+        else:
+            yield where
 
 
 @cache
@@ -281,6 +302,10 @@ def _fit_fields(value: dict[Any, Any], kind: Any, path: str, depth: int) -> dict
     for name, one in value.items():
         if not isinstance(name, str) or "\0" in name:
             raise InvalidInput(f"{path or 'document'}: a key holds a NUL character or is not a string")
+        if type(one) is str and "\0" not in one:
+            # Most values of a manifest are texts, and need neither their type nor their path.
+            kept[name] = intern(one)
+            continue
         field = form.fields.get(name, form.item)
         if one is None:
             # Go leaves a struct's field at its zero, and with it to the defaults; msgspec refuses a null.

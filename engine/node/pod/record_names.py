@@ -47,7 +47,7 @@ class PodRecordNames(StoredNames):
 
     def of(self, key: str) -> str:
         uid, _, kind = key.partition("/")
-        return f"{uid}/{self._word(self._pods / uid)}/{kind}"
+        return f"{uid}/{self._word(uid)}/{kind}"
 
     def sync(self) -> None:
         """Return when the links created since the last call are on disk."""
@@ -61,22 +61,22 @@ class PodRecordNames(StoredNames):
         uid, _, rest = name.partition("/")
         word, _, kind = rest.partition("/")
         with suppress(OSError):
-            if str((self._pods / uid / LINK).readlink()) == word:
+            if os.readlink(self._pods.joinpath(uid, LINK)) == word:  # noqa: PTH115 - a word, not a path
                 return key(uid, kind)
         return None
 
-    def _word(self, directory: Path) -> str:
-        link = directory / LINK
+    def _word(self, uid: str) -> str:
+        link = self._pods.joinpath(uid, LINK)
         try:
-            return str(link.readlink())
+            return os.readlink(link)  # noqa: PTH115 - a word, not a path
         except FileNotFoundError:
-            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            link.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             log.error("%s: %s; %s", link, error.strerror, set_aside(link))
         word = os.urandom(8).hex()
         link.symlink_to(word)
         # Synced before the record itself, which is worth nothing without its link.
-        self._unsynced.add(directory)
+        self._unsynced.add(link.parent)
         return word
 
 

@@ -28,6 +28,7 @@ _HOST_FIELDS = ("host_network", "host_pid", "host_ipc", "share_process_namespace
 """Fields of a manifest's spec that the kubelet's structure keeps in the security context."""
 _NO_SECURITY = (None, PodSecurityContext())
 _NUMBERS = {"int64", "int32"}
+_NIL_KINDS = ("*", "[]", "map[")
 _ROUNDED = "map[core.ResourceName]resource.Quantity"
 _NO_TIME = "{Time:(time.Time){wall:(uint64)0 ext:(int64)0 loc:(*time.Location)<nil>}}"
 _FILE_MODE = 0o644
@@ -117,29 +118,28 @@ def _struct(kind: str, value: Any) -> str:
     if value is None or value == {}:
         return _empty(kind)
     parts = []
-    for field in _fields(kind, value.__class__):
-        found = getattr(value, field.attribute) if field.attribute is not None else None
-        if field.form is _Form.INLINE:
-            parts.append(field.label + field.member.print(value))
-        elif field.form is _Form.INHERITED:
-            parts.append(field.label + field.member.printed(value))
-        elif found is None:
-            parts.append(field.label + _absent(field.member.kind))
-        elif field.form is _Form.TEXT and isinstance(found, str):
-            parts.append(field.label + found)
-        elif field.form is _Form.NUMBER:
-            parts.append(f"{field.label}{found}")
-        elif field.form is _Form.BOOL:
-            parts.append(field.label + ("true" if found else "false"))
+    for label, attribute, form, member, absent in _fields(kind, value.__class__):
+        if form is _INLINED:
+            parts.append(label + member.print(value))
+        elif form is _INHERITED:
+            parts.append(label + member.printed(value))
+        elif attribute is None or (found := getattr(value, attribute)) is None:
+            parts.append(absent or label + _absent(member.kind))
+        elif form is _TEXT and isinstance(found, str):
+            parts.append(label + found)
+        elif form is _NUMBER:
+            parts.append(f"{label}{found}")
+        elif form is _BOOL:
+            parts.append(label + ("true" if found else "false"))
         else:
-            parts.append(field.label + field.member.print(found))
+            parts.append(label + member.print(found))
     return _braced(parts)
 
 
 @cache
 def _absent(kind: str) -> str:
     """Return the printed form of an absent value."""
-    return "<nil>" if kind.startswith(("*", "[]", "map[")) else _printer(kind)(None)
+    return "<nil>" if kind.startswith(_NIL_KINDS) else _printer(kind)(None)
 
 
 @cache
@@ -168,6 +168,10 @@ class _Form(Enum):
     """A structure whose fields the owner has itself."""
     INHERITED = auto()
     """The value depends on more than the field of that name."""
+
+
+# By a name each, since an enumeration's attribute takes longer than all else that is done with a field.
+_TEXT, _NUMBER, _BOOL, _OTHER, _INLINED, _INHERITED = _Form
 
 
 class _Member(msgspec.Struct, frozen=True):
@@ -199,12 +203,15 @@ class _Member(msgspec.Struct, frozen=True):
 
 
 class _Field(NamedTuple):
-    """Describe a field of a structure, read from values of one class. `attribute` None is always absent."""
+    """Describe a field of a structure, read from values of one class. `attribute` None is always absent;
+    `absent` is printed then, label included, unless it is empty.
+    """
 
     label: str
     attribute: str | None
     form: _Form
     member: _Member
+    absent: str
 
 
 @cache
@@ -214,11 +221,14 @@ def _fields(kind: str, owner: type) -> list[_Field]:
     found = []
     for member in _members(kind):
         form, attribute = member.form, None
-        if known is None and form is not _Form.INLINE:
-            form = _Form.INHERITED
+        if known is None and form is not _INLINED:
+            form = _INHERITED
         elif known is not None:
             attribute = known.get(member.name.lower())
-        found.append(_Field(member.label, attribute, form, member))
+        # The empty form of a structure is left to its first use, since most pods lack most structures.
+        simple = form in (_TEXT, _NUMBER, _BOOL) or member.kind.startswith(_NIL_KINDS)
+        absent = member.label + _absent(member.kind) if simple else ""
+        found.append(_Field(member.label, attribute, form, member, absent))
     return found
 
 
@@ -226,11 +236,11 @@ def _fields(kind: str, owner: type) -> list[_Field]:
 def _form(kind: str) -> _Form:
     kind = kind.removeprefix("*")
     if kind == "bool":
-        return _Form.BOOL
+        return _BOOL
     if kind in _NUMBERS:
-        return _Form.NUMBER
+        return _NUMBER
     listed = kind in LISTED or kind in _SPECIAL or kind == "core.ResourceList"
-    return _Form.OTHER if listed or kind.startswith(("map[", "[]")) else _Form.TEXT
+    return _OTHER if listed or kind.startswith(("map[", "[]")) else _TEXT
 
 
 @cache
@@ -239,9 +249,9 @@ def _members(kind: str) -> list[_Member]:
     for name, of in fields(kind):
         default = _DEFAULTS.get((kind, name))
         if name in _INLINE:
-            form = _Form.INLINE
+            form = _INLINED
         elif default is not None or (kind, name) == _POD_SECURITY:
-            form = _Form.INHERITED
+            form = _INHERITED
         else:
             form = _form(of)
         found.append(_Member(kind, name, of, f"{name}:({of})", _printer(of), default, form))

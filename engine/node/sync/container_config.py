@@ -65,6 +65,8 @@ class ContainerConfigBuilder:
         self._allocations = allocations
         self._objects = objects
         self._allocatable = allocatable
+        self._seccomp = context.root / "seccomp"
+        self._logs = Path(context.config.pod_logs_dir)
 
     async def build(
         self,
@@ -110,7 +112,7 @@ class ContainerConfigBuilder:
             ),
             users=_users(sandbox),
             target_id=target_id(container, record) if isinstance(container, EphemeralContainer) else "",
-            seccomp_root=self._context.root / "seccomp",
+            seccomp_root=self._seccomp,
             devices=[
                 *(block_devices(pod, container, volumes) if container.volume_devices else ()),
                 *grant.devices,
@@ -158,9 +160,10 @@ class ContainerConfigBuilder:
         system.
         """
         known, least = attempts
-        logs = pod_log_directory(Path(self._context.config.pod_logs_dir), pod) / container.name
         # A new container must not write into the log of an earlier one that the runtime has lost.
-        attempt = max(least, _attempts_logged(logs) if known is None else known)
+        if known is None:
+            known = _attempts_logged(pod_log_directory(self._logs, pod) / container.name)
+        attempt = max(least, known)
         return attempt, [
             *self._volume_mounts(
                 pod,
@@ -183,10 +186,12 @@ class ContainerConfigBuilder:
         recursive: bool,
     ) -> Iterator[cri.Mount]:
         """Build the volume mounts; `recursive`: the runtime supports recursive read-only mounts."""
+        if not container.volume_mounts:
+            return
         specs = {volume.name: volume for volume in pod.spec.volumes or []}
         directory = self._volumes.directories.pod_directory(pod.uid)
         made = self._volumes.manager.made(pod.uid) if self._volumes.directories.selinux.enabled else {}
-        for index, mount in enumerate(container.volume_mounts or []):
+        for index, mount in enumerate(container.volume_mounts):
             volume = specs[mount.name]
             sub_path = wanted_part(mount, environment)
             if volume.image is not None:

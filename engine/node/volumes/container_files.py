@@ -11,6 +11,7 @@ from engine.host.files import replace_file
 from engine.node.spec.dns import PodHostname
 
 NODE_HOSTS = Path("/etc/hosts")
+_NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 _LOOPBACK = """\
 127.0.0.1\tlocalhost
 ::1\tlocalhost ip6-localhost ip6-loopback
@@ -40,9 +41,12 @@ def termination_message_file(pod_directory: Path, container: Container, attempt:
     """Create an empty, world-writable termination message file."""
     path = last_words_path(pod_directory, container.name, attempt)
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-    # Never an existing file: a container of the pod may have put a link to one of the host's there.
-    path.unlink(missing_ok=True)
-    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        file = os.open(path, _NEW_FILE, 0o600)
+    except FileExistsError:
+        # Never an existing file: a container of the pod may have put a link to one of the host's there.
+        path.unlink()
+        file = os.open(path, _NEW_FILE, 0o600)
     try:
         # Past the umask: the container may run as any user.
         os.fchmod(file, 0o666)

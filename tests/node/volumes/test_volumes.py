@@ -395,6 +395,20 @@ def test_termination_messages_are_the_tail_of_a_regular_file(tmp_path: Path) -> 
     assert words(file, tmp_path / "elsewhere").endswith("last"), "a hostPath"
 
 
+def test_a_termination_message_file_replaces_what_a_container_put_there(tmp_path: Path) -> None:
+    """A container can write to the directory of its pod's files, for example through a hostPath volume."""
+    host = tmp_path / "host"
+    host.write_text(SECRET)
+    host.chmod(0o600)
+    directory = tmp_path / "pods" / "u1"
+    first = termination_message_file(directory, Container(name="c", image="i"), 0)
+    first.unlink()
+    first.symlink_to(host)
+    file = termination_message_file(directory, Container(name="c", image="i"), 0)
+    assert (file, file.is_symlink(), file.read_text()) == (first, False, "")
+    assert (host.read_text(), mode(host)) == (SECRET, 0o600)
+
+
 def plant_fifo(volume: Path, host: Path) -> None:
     os.mkfifo(volume / "words")
 
