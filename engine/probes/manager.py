@@ -37,7 +37,14 @@ from engine.probes.messages import Reason
 from engine.probes.networks import NETWORK_OF_THE_NODE, PodNetworks
 from engine.probes.request import exec_request, url_host
 from engine.probes.scrape import ProbeMetrics
-from engine.probes.spec import TYPES, ProbeSpec, check_section, probe_specs, without_annotations
+from engine.probes.spec import (
+    TYPES,
+    ProbeSpec,
+    check_section,
+    never_restarts,
+    probe_specs,
+    without_annotations,
+)
 from engine.probes.workers import RESULTS, ContainerProbes, PodProbes, Worker, described, request_parts
 
 if TYPE_CHECKING:
@@ -181,7 +188,6 @@ class ProbeManager:
 
     def _register(self, container: ContainerProbes, spec: ProbeSpec, first_in: float) -> Worker:
         pod = container.pod.pod
-        never = pod.spec.restart_policy == "Never"
         key = self._native.add(
             type=TYPES[spec.type],
             kind=KINDS[spec.kind] if spec.native else LIBRARY,
@@ -190,7 +196,7 @@ class ProbeManager:
             failure_threshold=spec.failure_threshold,
             success_threshold=spec.success_threshold,
             initial_delay=spec.initial_delay,
-            never_restarts=never and all(c.name != spec.container for c in pod.init_containers),
+            never_restarts=never_restarts(pod, spec.container),
             first_in=first_in,
             start_period=spec.start_period,
         )

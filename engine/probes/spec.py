@@ -132,6 +132,15 @@ def probe_specs(pod: Pod, section: ProbesSection) -> list[ProbeSpec]:
     ]
 
 
+def never_restarts(pod: Pod, name: str) -> bool:
+    """Tell whether no policy and no rule of the pod can start this container again after it has ended."""
+    containers = pod.all_containers
+    if any(container.restart_policy_rules for container in containers):
+        return False
+    own = next(container.restart_policy for container in containers if container.name == name)
+    return (own or pod.spec.restart_policy) == "Never"
+
+
 def without_annotations(pod: Pod) -> Pod:
     """Return the pod without its annotations about probes."""
     rest = {name: value for name, value in pod.annotations.items() if name != ANNOTATION}

@@ -11,6 +11,7 @@ import pytest
 from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ProbesSection
+from engine.api.pod import Container
 from engine.api.status import ContainerStatus, PodStatus
 from engine.metrics import Registry
 from engine.probes import probe_specs
@@ -151,6 +152,42 @@ async def test_sidecars_are_probed(rig):
         rig.manager.update_container("u1", "app", container_id="c1", state="terminated")
         rig.running(pod, "c2")
         await eventually(lambda: rig.manager.is_ready("u1", "app", "c2"))
+
+
+_AGAIN = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [3]}}]
+_ALL_AGAIN = [{**_AGAIN[0], "action": "RestartAllContainers"}]
+
+
+@pytest.mark.parametrize(
+    ("policy", "own", "others"),
+    [
+        ("Never", {"restartPolicy": "Always"}, {}),
+        ("Never", {"restartPolicy": "OnFailure"}, {}),
+        ("Never", {"restartPolicy": "Never", "restartPolicyRules": _AGAIN}, {}),
+        ("Never", {}, {"restartPolicy": "Never", "restartPolicyRules": _ALL_AGAIN}),
+    ],
+    ids=["always", "on-failure", "rule", "rule-of-another"],
+)
+async def test_a_container_that_restarts_in_a_pod_that_does_not_is_probed_again(rig, policy, own, others):
+    async with serving(replying(OK)) as port:
+        pod = pod_with(restart_policy=policy, readiness=http(port))
+        app = msgspec.convert({**msgspec.to_builtins(pod.spec.containers[0]), **own}, Container)
+        other = msgspec.convert({"name": "other", "image": "x", **others}, Container)
+        pod.spec.containers = [app, other]
+        rig.run(pod)
+        await eventually(lambda: rig.manager.is_ready("u1", "app"))
+        rig.manager.update_container("u1", "app", container_id="c1", state="terminated")
+        await eventually(lambda: rig.seen("readiness", "c1")[-1] == "failure")
+        rig.running(pod, "c2")
+        await eventually(lambda: rig.manager.is_ready("u1", "app", "c2"))
+
+
+async def test_the_probes_of_a_container_that_never_restarts_end_with_it(rig):
+    async with serving(replying(OK)) as port:
+        rig.run(pod_with(restart_policy="Never", readiness=http(port)))
+        await eventually(lambda: rig.manager.is_ready("u1", "app"))
+        rig.manager.update_container("u1", "app", container_id="c1", state="terminated")
+        await eventually(lambda: rig.probe("readiness")["ended"])
 
 
 async def test_a_restarted_agent_keeps_ready_and_started(rig):

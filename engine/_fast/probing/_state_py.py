@@ -70,7 +70,7 @@ RULES = (
 class ProbeState:
     """Track one probe of one container; see the module for the rule.
 
-    `never_restarts` means a pod whose restart policy is Never and a container that is not a sidecar.
+    `never_restarts` means that nothing restarts the container once it has ended.
     """
 
     def __init__(
