@@ -34,8 +34,8 @@ _EVENTS: Final[Mapping[str, str]] = {
 """The reasons of Events that tell of such a decision."""
 _CONDITION: Final = "The node had condition: "
 """How the message of `Evicted` begins for a pod that was not admitted."""
-_BY_A_PROBE: Final = " probe, will be restarted"
-"""What the message of `Killing` ends with if a probe failed."""
+_BY_A_PROBE: Final = (" failed liveness probe", " failed startup probe")
+"""One of these is in the message of `Killing` if a probe failed."""
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ def causes(rows: Iterable[RecordRow]) -> Iterator[Cause]:
 
 def _told_by(row: RecordRow) -> str:
     """Return the name of the decision that an event tells of, '' for any other row."""
-    if row.stream != "event" or (row.name == "Killing" and not row.text.endswith(_BY_A_PROBE)):
+    if row.stream != "event" or (row.name == "Killing" and not any(text in row.text for text in _BY_A_PROBE)):
         return ""
     if row.name == "Evicted" and row.text.startswith(_CONDITION):
         return "admission refused"

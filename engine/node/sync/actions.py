@@ -20,6 +20,7 @@ from engine.node.sync.ephemeral_containers import ephemeral_containers_to_start
 
 RESTART = "Restart"
 RESTART_ALL = "RestartAllContainers"
+UNKNOWN_TEXT = '{} is in "unknown" state, try killing it before restart'
 
 
 def matching_rule(container: Container, exit_code: int) -> ContainerRestartRule | None:
@@ -120,6 +121,12 @@ class Kill(msgspec.Struct, frozen=True):
     message: str
     liveness: str = ""
     """`liveness` or `startup` if a probe asks for the kill: the grace period of that probe applies."""
+    announces_restart: bool = False
+    """Whether the event says that the container will be restarted, as a kubelet's of a regular container."""
+
+    @property
+    def event(self) -> str:
+        return f"{self.message}, will be restarted" if self.announces_restart else self.message
 
 
 class PodActions(msgspec.Struct):
@@ -246,14 +253,16 @@ def _init_phase(pod: Pod, record: PodRecord, actions: PodActions, health: Health
     for index, container in enumerate(pod.init_containers):
         found = newest[index]
         if container.is_sidecar:
-            if not _advance_sidecar(container, found, actions, health, spec_hash):
+            # Once a later one has started, this sidecar only has to be kept running: the pod does not wait
+            # out its restarts.
+            if not _advance_sidecar(container, found, actions, health, spec_hash) and index >= last:
                 return False
         elif found is None or found.state == CREATED:
             if index >= last:
                 actions.start.append(container)
                 return False
         elif found.state == UNKNOWN:
-            actions.kill.append(Kill(found, "ContainerUnknown", "its state is unknown"))
+            actions.kill.append(Kill(found, "ContainerUnknown", UNKNOWN_TEXT.format("Init container")))
             actions.start.append(container)
             return False
         elif found.running:
@@ -275,7 +284,7 @@ def _advance_sidecar(
     if found is None or found.state in (CREATED, EXITED):
         actions.start.append(container)
         return False
-    kill = _reason_to_kill(container, found, health, spec_hash)
+    kill = _reason_to_kill("Init container", container, found, health, spec_hash)
     if kill is not None:
         actions.kill.append(kill)
         actions.start.append(container)
@@ -300,23 +309,26 @@ def _main_phase(pod: Pod, record: PodRecord, actions: PodActions, health: Health
             if should_restart(pod, container, found.exit_code):
                 actions.start.append(container)
         else:
-            kill = _reason_to_kill(container, found, health, spec_hash)
+            kill = _reason_to_kill("Container", container, found, health, spec_hash)
             if kill is not None:
-                actions.kill.append(kill)
                 # A changed spec restarts the container under any policy, as in the kubelet.
-                if policy_of(pod, container) != "Never" or kill.reason == "ContainerSpecChanged":
+                restarts = policy_of(pod, container) != "Never" or kill.reason == "ContainerSpecChanged"
+                said = restarts and kill.reason != "ContainerUnknown"
+                actions.kill.append(msgspec.structs.replace(kill, announces_restart=said))
+                if restarts:
                     actions.start.append(container)
 
 
 def _reason_to_kill(
-    container: Container, found: ContainerRecord, health: HealthOf, spec_hash: Hash
+    noun: str, container: Container, found: ContainerRecord, health: HealthOf, spec_hash: Hash
 ) -> Kill | None:
+    """Return why a running container is to be stopped, or None; the event calls it by `noun`."""
     if found.state == UNKNOWN:
-        return Kill(found, "ContainerUnknown", "its state is unknown")
+        return Kill(found, "ContainerUnknown", UNKNOWN_TEXT.format(noun))
     if found.hash and found.hash != spec_hash(container):
-        return Kill(found, "ContainerSpecChanged", f"Container {container.name} definition changed")
+        return Kill(found, "ContainerSpecChanged", f"{noun} {container.name} definition changed")
     failed = health(found).failed
     if failed:
-        text = f"Container {container.name} failed {failed} probe"
+        text = f"{noun} {container.name} failed {failed} probe"
         return Kill(found, "Unhealthy", text, liveness=failed)
     return None

@@ -215,8 +215,7 @@ class PodSync:
             await operations.stopper.stop_pod(pod, record, lambda c: grace_seconds(pod, c))
         for kill in actions.kill:
             grace = grace_seconds(pod, kill.container, kill.liveness)
-            message = f"{kill.message}, will be restarted" if kill.liveness else kill.message
-            await operations.stopper.stop_container(pod, kill.container, grace, message)
+            await operations.stopper.stop_container(pod, kill.container, grace, kill.event)
         killed = {kill.container.name: kill.message for kill in actions.kill}
         await self._reset(actions.reset)
         existing = None if actions.create_sandbox else record.sandbox

@@ -103,6 +103,17 @@ def test_an_ended_sidecar_restarts_while_containers_run():
     assert starts(spec, record(container("a", RUNNING), container("s", EXITED))) == ["s"]
 
 
+def test_a_crashing_sidecar_does_not_hold_up_what_comes_after_a_later_init_container():
+    spec = pod("a", init=(sidecar("s"), init("i"), init("j")))
+    crashed = container("s", EXITED, 1)
+    assert starts(spec, record(crashed)) == ["s"]
+    assert starts(spec, record(crashed, container("i", RUNNING))) == ["s"]
+    assert starts(spec, record(crashed, container("i", EXITED))) == ["s", "j"]
+    assert starts(spec, record(crashed, container("j", EXITED))) == ["s", "a"]
+    again = record(container("s", RUNNING), container("i", EXITED))
+    assert starts(spec, again, ContainerHealth(started=False)) == ["j"]
+
+
 def test_restart_policies():
     ended, failed = record(container("a", EXITED)), record(container("a", EXITED, 3))
     assert starts(pod("a"), ended) == ["a"]
@@ -147,6 +158,26 @@ def test_a_failed_probe_does_not_restart_what_never_restarts():
     )
     assert [k.liveness for k in actions.kill] == ["liveness"]
     assert not actions.start
+
+
+def test_the_event_of_a_kill_says_whether_the_container_will_be_restarted():
+    failed, changed = ContainerHealth(failed="startup"), container("a", RUNNING, hash="other")
+    for policy, found, health, text in (
+        ("Always", container("a", RUNNING), failed, "Container a failed startup probe, will be restarted"),
+        ("Never", container("a", RUNNING), failed, "Container a failed startup probe"),
+        ("Never", changed, HEALTHY, "Container a definition changed, will be restarted"),
+        (
+            "Always",
+            container("a", UNKNOWN),
+            HEALTHY,
+            'Container is in "unknown" state, try killing it before restart',
+        ),
+    ):
+        assert [k.event for k in decide(pod("a", policy=policy), record(found), health).kill] == [text]
+    spec, running = pod("a", init=(sidecar("s"),)), container("s", RUNNING)
+    assert [k.event for k in decide(spec, record(running), failed).kill] == [
+        "Init container s failed startup probe"
+    ]
 
 
 def test_a_container_that_was_created_and_not_started_is_started():
