@@ -38,6 +38,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 TYPES = ("readinessProbe", "livenessProbe", "startupProbe")
 BEYOND = 86_400
+HOST_IPS = ("192.0.2.1",)
 
 
 def pod(number: int, probes: int) -> tuple[Pod, PodRecord]:
@@ -92,13 +93,13 @@ async def measure(pods: int, probes: int, directory: Path) -> dict[str, float]:
     probing = Probing(manager, ReadinessRecords(records))
     for made, record in known[:1]:
         probing.accepted(made)
-        probing.observed(made, record)
+        probing.observed(made, record, HOST_IPS)
         probing.remember(made)
     await records.flush()
     before = resident()
     for made, record in known[1:]:
         probing.accepted(made)
-        probing.observed(made, record)
+        probing.observed(made, record, HOST_IPS)
         probing.remember(made)
     await records.flush()
     after = resident()

@@ -6,9 +6,12 @@ probe nor runs startup probes again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
+from engine.node.nodeinfo.addresses import pod_ips
 from engine.node.pod.records import ReadinessRecords
 from engine.node.sync.actions import ContainerHealth
 from engine.probes.manager import ProbeManager
@@ -46,14 +49,15 @@ class Probing:
             self._recorded.add(pod.uid)
         self.probes.add_pod(pod, restored=self._restored(pod.uid))
 
-    def observed(self, pod: Pod, record: PodRecord) -> None:
+    def observed(self, pod: Pod, record: PodRecord, host_ips: Sequence[str]) -> None:
         """Update the probes from the runtime's record of the pod."""
         if pod.uid not in self._probed:
             return
         sandbox = record.sandbox
-        ip = pod.status.pod_ip or (sandbox.ips[0] if sandbox is not None and sandbox.ips else "")
+        # The published status may still have the address of an earlier sandbox, which may be another pod's.
+        ips = pod_ips(pod, sandbox.ips if sandbox is not None else (), host_ips)
         ready = sandbox.id if sandbox is not None and sandbox.ready else ""
-        self.probes.update_pod(pod.uid, pod_ip=ip, phase=pod.status.phase, sandbox=ready)
+        self.probes.update_pod(pod.uid, pod_ip=ips[0] if ips else "", phase=pod.status.phase, sandbox=ready)
         for container in pod.all_containers:
             newest = record.container(container.name)
             if newest is not None:

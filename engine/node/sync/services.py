@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -68,8 +68,8 @@ class Probes(Protocol):
     def accepted(self, pod: Pod) -> None:
         """Start probing the pod."""
 
-    def observed(self, pod: Pod, record: PodRecord) -> None:
-        """Update from the runtime's record of the pod."""
+    def observed(self, pod: Pod, record: PodRecord, host_ips: Sequence[str]) -> None:
+        """Update from the runtime's record of the pod, with the node's addresses."""
 
     def ending(self, uid: str) -> None:
         """Stop all probes but readiness, since the pod is terminating."""

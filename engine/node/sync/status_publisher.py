@@ -59,7 +59,7 @@ class StatusPublisher:
         # shows the end, so it is the last one; an earlier one must not be sealed.
         state.sealed = state.life.final
         pod = state.pod
-        self._probes.observed(pod, record)
+        self._probes.observed(pod, record, self._addresses.ips)
         self._admission.observed(pod, record)
         current = pod_status(pod, record, self._inputs(state, record))
         current.observed_generation = _generation(state)
