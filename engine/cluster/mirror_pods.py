@@ -127,10 +127,13 @@ class MirrorPods:
                 await self._delete(mirror)
             elif static is not None:
                 await self._create(static)
-        except KubengineError as error:
+        # Any failure is retried: nothing else would make the mirror.
+        except Exception as error:
             times = self._failures[name] = self._failures.get(name, 0) + 1
             if times == 1:
-                log.warning("cannot update the mirror pod of static pod %s: %s", name, error)
+                trace = None if isinstance(error, KubengineError) else error
+                text = "cannot update the mirror pod of static pod %s: %s"
+                log.warning(text, name, error, exc_info=trace)
             await asyncio.sleep(RETRIES.after(times))
         finally:
             del self._tasks[name]

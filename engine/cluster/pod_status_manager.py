@@ -238,7 +238,8 @@ class PodStatusManager:
     async def _work(self, uid: str, known: _ReportedPod, patch: dict[str, Any]) -> None:
         try:
             await self._send(known, patch)
-        except KubengineError as error:
+        # Any failure is retried: a report that is lost stays lost until the pod changes again.
+        except Exception as error:
             if isinstance(error, ApiError) and error.code == 404:
                 log.info("%s; the pod no longer exists", error)
                 # Without a status nothing is sent; the watch will report the deletion.
@@ -280,12 +281,15 @@ class PodStatusManager:
             await self._client.delete(known.path, options)
             known.deleted = True
 
-    def _retry(self, uid: str, known: _ReportedPod, error: KubengineError) -> None:
+    def _retry(self, uid: str, known: _ReportedPod, error: Exception) -> None:
         if self._pods.get(uid) is not known:
             return
         known.failures += 1
         if known.failures == 1 and not isinstance(error, Unavailable):
-            log.warning("%s", error)
+            if isinstance(error, KubengineError):
+                log.warning("%s", error)
+            else:
+                log.error("pod %s: cannot report its status", known.meta.name, exc_info=error)
         delay = RETRIES.after(known.failures)
         self._timers[uid] = asyncio.get_running_loop().call_later(delay, self._try_again, uid)
 

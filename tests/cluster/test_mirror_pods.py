@@ -144,6 +144,22 @@ async def test_a_refused_mirror_is_retried(world: World):
     await eventually(lambda: world.hashes() == ["h1"])
 
 
+async def test_a_mirror_whose_creation_fails_unexpectedly_is_retried(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    create, failures = world.mirrors._client.create, [RuntimeError("a bug")]
+
+    async def failing(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await create(*args)
+
+    monkeypatch.setattr(world.mirrors._client, "create", failing)
+    world.mirrors.replaced([])
+    world.mirrors.set_static_pods({static().full_name: static()})
+    await eventually(lambda: world.hashes() == ["h1"])
+
+
 async def test_a_mirror_deleted_before_its_creation_is_answered_is_created_again(world: World):
     world.mirrors.set_static_pods({static().full_name: static()})
     world.mirrors.replaced([])

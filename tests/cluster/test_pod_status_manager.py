@@ -156,6 +156,23 @@ async def test_a_refused_status_is_sent_until_it_is_accepted(world: World, fault
     await eventually(lambda: world.phase("a") == "Running")
 
 
+async def test_a_report_that_fails_unexpectedly_is_sent_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    patch, failures = world.writer._client.patch, [RuntimeError("a bug"), RuntimeError("a bug")]
+
+    async def failing(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await patch(*args)
+
+    monkeypatch.setattr(world.writer._client, "patch", failing)
+    (uid,) = world.add("a")
+    world.writer.report(uid, status(), may_run=True)
+    await eventually(lambda: world.phase("a") == "Running")
+    assert [r.message for r in caplog.records if r.exc_info] == ["pod a: cannot report its status"]
+
+
 async def test_pods_of_the_same_name_share_no_state(world: World):
     (uid,) = world.add("a")
     world.server.delete(f"{PODS}/a", grace=0)
