@@ -216,6 +216,8 @@ class PodState(msgspec.Struct):
     restarts: dict[str, int] = msgspec.field(default_factory=dict)
     past: dict[str, int] = msgspec.field(default_factory=dict)
     messages: dict[str, str] = msgspec.field(default_factory=dict)
+    restarting: frozenset[str] = frozenset()
+    """Ids of containers that a resize has stopped and that have to start again, whatever their policy."""
     sealed: bool = False
 
     @property

@@ -63,12 +63,15 @@ CONDITIONS: Final = {
 
 
 class Resize:
-    """Hold a resize that a pod's source asks for: `wanted` is the pod with its new amounts."""
+    """Hold a resize that a pod's source asks for: `wanted` is the pod with its new amounts, `stopped` are the
+    ids of the containers that it has stopped, which start again with them.
+    """
 
     def __init__(self, wanted: Pod) -> None:
         self.wanted = wanted
         self.state = ResizeState.PROPOSED
         self.condition: PodCondition | None = None
+        self.stopped: set[str] = set()
 
     def handle(self, event: ResizeEvent, condition: PodCondition | None = None) -> None:
         """Move to the next state, which shows `condition`. Raises `Bug` for an event that cannot

@@ -10,7 +10,7 @@ Rules: kubelet v1.32 with sidecar containers (KEP-753), and restart rules and ep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
@@ -149,11 +149,16 @@ class PodActions(msgspec.Struct):
         return not (self.kill_pod or self.create_sandbox or self.kill or self.start or self.reset)
 
 
-def compute_pod_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_hash: Hash) -> PodActions:
-    """Compute the next actions for a pod that should run."""
+def compute_pod_actions(
+    pod: Pod, record: PodRecord, *, health: HealthOf, spec_hash: Hash, restarting: Collection[str] = ()
+) -> PodActions:
+    """Compute the next actions for a pod that should run.
+
+    `restarting` are the ids of containers that were stopped to start again, whatever their policy.
+    """
     if pod_restarts(pod, record) and _any_ready(record):
         return PodActions(reset=to_reset(pod, record))
-    if pod_is_finished(pod, record):
+    if pod_is_finished(pod, record, restarting):
         return PodActions(kill_pod=bool(record.may_run or _any_ready(record)), finished=True)
     changed, attempt = _sandbox_changed(pod, record)
     if changed:
@@ -166,17 +171,19 @@ def compute_pod_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_h
             return actions
     else:
         _keep_sidecars(pod, record, actions, health, spec_hash)
-    _main_phase(pod, record, actions, health, spec_hash)
+    _main_phase(pod, record, actions, health, spec_hash, restarting)
     return actions
 
 
-def pod_is_finished(pod: Pod, record: PodRecord) -> bool:
+def pod_is_finished(pod: Pod, record: PodRecord, restarting: Collection[str] = ()) -> bool:
     """Tell whether every container has ended for good, or an init container has failed for good."""
     if any(init_failed_for_good(pod, container, record) for container in pod.spec.init_containers or ()):
         return True
     for container in pod.spec.containers:
         newest = record.container(container.name)
-        if newest is None or newest.state != EXITED or should_restart(pod, container, newest.exit_code):
+        if newest is None or newest.state != EXITED or newest.id in restarting:
+            return False
+        if should_restart(pod, container, newest.exit_code):
             return False
     return True
 
@@ -300,13 +307,20 @@ def _keep_sidecars(
             _advance_sidecar(container, _current(record, container.name), actions, health, spec_hash)
 
 
-def _main_phase(pod: Pod, record: PodRecord, actions: PodActions, health: HealthOf, spec_hash: Hash) -> None:
+def _main_phase(
+    pod: Pod,
+    record: PodRecord,
+    actions: PodActions,
+    health: HealthOf,
+    spec_hash: Hash,
+    restarting: Collection[str],
+) -> None:
     for container in pod.spec.containers:
         found = record.container(container.name)
         if found is None or found.state == CREATED:
             actions.start.append(container)
         elif found.state == EXITED:
-            if should_restart(pod, container, found.exit_code):
+            if found.id in restarting or should_restart(pod, container, found.exit_code):
                 actions.start.append(container)
         else:
             kill = _reason_to_kill("Container", container, found, health, spec_hash)

@@ -71,7 +71,7 @@ class PodResizer:
         await publish()
         clock, began = self._context.clock, self._context.clock()
         try:
-            await self._apply(pod, wanted)
+            await self._apply(pod, resize)
         except Refused as error:
             self._metrics.carried_out(clock() - began, success=False)
             text = str(error)
@@ -126,15 +126,17 @@ class PodResizer:
         self._context.decisions.pod(pod, "resize", "started", "", inputs)
         return True
 
-    async def _apply(self, old: Pod, new: Pod) -> None:
+    async def _apply(self, old: Pod, wanted: Resize) -> None:
         """Apply the new amounts. Containers that restart are stopped first, so that none exceeds its
         smaller pod.
         """
+        new = wanted.wanted
         running = {container.name: container for container in self._runtime.watch.pod(old.uid).may_run}
         resize = resize_of(old, new)
         for change in resize.containers if resize is not None else ():
             if change.restart and change.name in running:
                 container = running.pop(change.name)
+                wanted.stopped.add(container.id)
                 text = f"Container {change.name} is restarted to be resized"
                 await self._stopper.stop_container(old, container, grace_seconds(old, container), text)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
@@ -46,8 +46,9 @@ class StatusInputs(msgspec.Struct):
 
     `ready` and `started` answer for a running container. `end` is the reason why the node ends the pod
     (rejected, evicted, past its deadline). `reset` are the restart counts of containers that were removed so
-    that the pod starts again. `devices` are a container's devices by resource, with their health; `claimed`
-    are those of its claims, as the status shows them. Times are Unix seconds.
+    that the pod starts again, `restarting` the ids of containers that were stopped to start again. `devices`
+    are a container's devices by resource, with their health; `claimed` are those of its claims, as the status
+    shows them. Times are Unix seconds.
     """
 
     now: float
@@ -67,6 +68,7 @@ class StatusInputs(msgspec.Struct):
     extra_conditions: tuple[PodCondition, ...] = ()
     recursive_read_only: bool = False
     reset: Mapping[str, int] = msgspec.field(default_factory=dict)
+    restarting: Collection[str] = ()
 
 
 by_name = attrgetter("name")
@@ -114,7 +116,7 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         held = [*_devices(inputs.devices(shown.name)), *inputs.claimed(shown.name)]
         shown.allocated_resources_status = held or None
     status = PodStatus(
-        phase=_phase(pod, record, init, main, inputs.terminated),
+        phase=_phase(pod, record, init, main, inputs),
         host_ip=inputs.host_ips[0],
         host_ips=[IP(ip=ip) for ip in inputs.host_ips],
         start_time=_time(inputs.start_time or 0),
@@ -182,9 +184,13 @@ def with_others(status: PodStatus, server: PodStatus) -> PodStatus:
 
 
 def _phase(
-    pod: Pod, record: PodRecord, init: list[ContainerStatus], main: list[ContainerStatus], terminated: bool
+    pod: Pod,
+    record: PodRecord,
+    init: list[ContainerStatus],
+    main: list[ContainerStatus],
+    inputs: StatusInputs,
 ) -> str:
-    """Compute the phase; `terminated` means that nothing of the pod runs or will run."""
+    terminated = inputs.terminated
     pending = waiting = running = False
     for container, status in zip(pod.spec.init_containers or (), init, strict=True):
         ended = _ended(status)
@@ -205,7 +211,8 @@ def _phase(
         if running or not all(ends):
             return RUNNING_PHASE
     restarts = any(
-        end is not None and _runs_again(pod, container, end)
+        end is not None
+        and (_runs_again(pod, container, end) or end.container_id.rpartition("/")[2] in inputs.restarting)
         for container, end in zip(pod.spec.containers, ends, strict=True)
     )
     if restarts and not terminated:

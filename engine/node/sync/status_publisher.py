@@ -98,6 +98,7 @@ class StatusPublisher:
             recursive_read_only=sandbox is not None
             and self._runtime.health.features.of_handler(sandbox.handler).recursive_read_only_mounts,
             reset=state.restarts,
+            restarting=state.restarting,
         )
 
 

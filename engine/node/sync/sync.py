@@ -120,6 +120,7 @@ class PodSync:
             services.runtime.watch.pod(state.pod.uid),
             health=lambda c: services.probes.health(state.pod.uid, c),
             spec_hash=container_hash,
+            restarting=state.restarting,
         )
         if actions.finished:
             await self._finish(actions)
@@ -155,7 +156,10 @@ class PodSync:
         """
         state = self._state
         before = state.pod
-        resized = await self._operations.resizer.carry_out(before, resize, self.publish)
+        try:
+            resized = await self._operations.resizer.carry_out(before, resize, self.publish)
+        finally:
+            state.restarting |= resize.stopped
         if resized is None:
             return
         await self._accept(resized)
@@ -210,7 +214,12 @@ class PodSync:
         pod, services, operations = self._state.pod, self._services, self._operations
         record = services.runtime.watch.pod(pod.uid)
         # Records are newest first; reversed, the newest of each name wins.
-        ended = {c.name: c for c in reversed(record.containers) if c.state == EXITED}
+        # One that a resize has stopped has not failed: it starts again without a delay.
+        ended = {
+            c.name: c
+            for c in reversed(record.containers)
+            if c.state == EXITED and c.id not in self._state.restarting
+        }
         if actions.kill_pod:
             await operations.stopper.stop_pod(pod, record, lambda c: grace_seconds(pod, c))
         for kill in actions.kill:
@@ -292,6 +301,7 @@ class PodSync:
         self._state.waiting.pop(name, None)
         self._refused.pop(name, None)
         if before is not None and before.state != CREATED:
+            self._state.restarting -= {before.id}
             self._restarted(container, before, killed)
         return None
 

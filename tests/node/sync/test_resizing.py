@@ -15,6 +15,7 @@ from engine.cri.client import RuntimeClient
 from engine.metrics import Collected, Metric
 from engine.node.sync.resize_metrics import requested_resizes
 from engine.node.sync.worker import PodWorker
+from engine.runtime import hollow as hollow_runtime
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
@@ -223,6 +224,29 @@ async def test_a_pod_level_resize_restarts_containers_with_a_restart_policy_for_
         return {s.name: s.restart_count for s in statuses if s.state.running is not None}
 
     await eventually(lambda: restarts() == {"bare": 1, "own": 0, "stays": 0})
+
+
+async def test_a_container_that_a_resize_stops_starts_again_also_if_it_ends_well(
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hollow_runtime, "TERMINATED", 0)
+    policy = [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]
+
+    def write_job(milli: int) -> None:
+        job = container(resources={"requests": {"cpu": f"{milli}m"}}, resizePolicy=policy)
+        rig.write("job", {"containers": [job], "restartPolicy": "OnFailure"})
+
+    def runs() -> int:
+        pod = rig.pod("job")
+        statuses = (pod and pod.status.container_statuses) or ()
+        return sum(1 + status.restart_count for status in statuses if status.state.running is not None)
+
+    await rig.start()
+    for number, milli in enumerate((20, 30, 40), 1):
+        write_job(milli)
+        await eventually(lambda number=number: runs() == number)
+        assert rig.phase("job") == "Running"
+    assert "BackOff" not in rig.reasons()
 
 
 async def test_the_runtime_receives_the_new_amounts_of_a_pod_and_may_refuse_them(
