@@ -186,9 +186,12 @@ try-vm: build
 	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(VM_PACKAGES)); fi
 	KUBENGINE_VM=$(CURDIR)/build/vm $(PYTEST) --timeout 0 -v -s -k "$(VM_PARTS)" tests/system/vm
 
-# Once it is installed, `make test` runs this test, too.
+# Once it is installed, `make test` runs this test, too. The proxy is a program for Node.js.
 try-jupyterhub: build
 	@$(LOCKED) -r requirements/jupyterhub.txt
+	@if [ -n "$(CAN_APT)" ] && ! command -v npm >/dev/null; then $(call apt-install,nodejs npm); fi
+	@if command -v npm >/dev/null; then mkdir -p build/proxy && cp requirements/proxy/*.json build/proxy \
+	  && npm ci --silent --no-audit --no-fund --ignore-scripts --prefix build/proxy; fi
 	$(PYTEST) tests/examples/test_jupyterhub_spawner.py
 
 # The kubectl plugin's archive and krew manifest; KREW_URL is where the archive will be served.

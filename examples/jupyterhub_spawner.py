@@ -1,7 +1,8 @@
 """A JupyterHub spawner for one large machine: users' servers are pods under a node agent in the hub.
 
     c.JupyterHub.spawner_class = "jupyterhub_spawner.KubengineSpawner"   # this file, on the hub's PYTHONPATH
-    c.JupyterHub.hub_ip = "10.88.0.1"                                    # an address that pods reach
+    c.JupyterHub.hub_ip = "0.0.0.0"
+    c.JupyterHub.hub_connect_ip = "192.0.2.7"   # the machine's; that of a bridge comes with the first pod
     c.KubengineSpawner.image = "quay.io/jupyter/base-notebook:latest"
     c.KubengineSpawner.home = "/srv/homes"
     c.Spawner.mem_limit, c.Spawner.mem_guarantee = "8G", "1G"

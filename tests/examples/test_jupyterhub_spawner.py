@@ -1,6 +1,6 @@
 """The JupyterHub spawner in a real hub: real servers in containers of a real containerd, on real cgroups.
 
-Only the proxy is missing, which takes no part in spawning: the test asks hub and servers directly.
+All requests go through JupyterHub's own proxy, as those of a user's browser do.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import http.client
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +27,21 @@ from tests.project.shown import ROOT
 
 pytest.importorskip("jupyterhub")
 pytest.importorskip("jupyter_server")
+PROGRAMS = f"{ROOT}/build/proxy/node_modules/.bin:{os.environ['PATH']}"
+PROXY = shutil.which("configurable-http-proxy", path=PROGRAMS)
 TOKEN = "the-tests-token"
 CONFIG = """\
-from jupyterhub.proxy import Proxy
-
-class NoProxy(Proxy):
-    should_start = False
-
-    def __init__(self, **given):
-        super().__init__(**given)
-        self.routes = {{}}
-
-    async def add_route(self, routespec, target, data):
-        self.routes[routespec] = {{"routespec": routespec, "target": target, "data": data}}
-
-    async def delete_route(self, routespec):
-        self.routes.pop(routespec, None)
-
-    async def get_all_routes(self):
-        return dict(self.routes)
-
 c = get_config()
-c.JupyterHub.proxy_class = NoProxy
+c.JupyterHub.bind_url = "http://127.0.0.1:{port}"
+c.ConfigurableHTTPProxy.command = [{proxy!r}]
+c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy_port}"
+c.ConfigurableHTTPProxy.pid_file = "{directory}/proxy.pid"
 c.JupyterHub.spawner_class = "jupyterhub_spawner.KubengineSpawner"
 c.JupyterHub.authenticator_class = "dummy"
 c.Authenticator.allow_all = True
 c.JupyterHub.hub_ip = "0.0.0.0"
-c.JupyterHub.hub_port = {port}
-c.JupyterHub.hub_connect_ip = "{gateway}"
+c.JupyterHub.hub_port = {hub_port}
+c.JupyterHub.hub_connect_ip = "{address}"
 c.JupyterHub.db_url = "sqlite:///{directory}/hub.sqlite"
 c.JupyterHub.cookie_secret_file = "{directory}/cookie_secret"
 c.JupyterHub.cleanup_servers = False
@@ -77,12 +66,11 @@ SETTINGS: dict[str, Any] = {
 
 
 class Hub:
-    """Run a hub in another process, and call its REST API."""
+    """Run a hub and its proxy in other processes, and send requests to the proxy."""
 
     def __init__(self, directory: Path, containerd: Containerd, cgroup_root: str) -> None:
-        self.directory, self.gateway = directory, containerd.subnet.replace(".0/24", ".1")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.directory = directory
+        self.port, hub_port, proxy_port = free_ports(3)
         settings = {
             **SETTINGS,
             "runtime_endpoint": f"unix://{containerd.socket}",
@@ -93,8 +81,9 @@ class Hub:
             **read_only_mounts(),
         }
         config = CONFIG.format(
-            port=self.port, gateway=self.gateway, directory=directory, token=TOKEN, settings=settings
-        )
+            port=self.port, hub_port=hub_port, proxy=PROXY, proxy_port=proxy_port, address=machine_address(),
+            directory=directory, token=TOKEN, settings=settings,
+        )  # fmt: skip
         (directory / "config.py").write_text(config)
         self.log = directory / "hub.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -114,9 +103,9 @@ class Hub:
             self._process.wait(60)
             self._process = None
 
-    def ask(self, method: str, path: str, host: tuple[str, int] | None = None, value: Any = None) -> Any:
-        """Return status and answer of a request to the hub, or to a server at another address."""
-        connection = http.client.HTTPConnection(*(host or ("127.0.0.1", self.port)), timeout=60)
+    def ask(self, method: str, path: str, value: Any = None) -> Any:
+        """Return status and answer of a request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             body = json.dumps(value) if value is not None else None
             connection.request(method, path, body, {"Authorization": f"token {TOKEN}"})
@@ -135,15 +124,10 @@ class Hub:
         code, answer = self.ask("POST", f"/hub/api/users/{name}/server")
         assert code in (201, 202), answer
 
-    def run_server(self, name: str) -> tuple[str, int]:
-        """Spawn a server, and return its address when it is ready."""
+    def run_server(self, name: str) -> None:
+        """Spawn a server, and return when it is ready."""
         self.spawn(name)
         self.wait_until(lambda: self.user(name)["servers"].get("", {}).get("ready"))
-        return self.address(name)
-
-    def address(self, name: str) -> tuple[str, int]:
-        place = re.findall(rf"server of {name} is at (\S+) port (\d+)", self.log.read_text())[-1]
-        return place[0], int(place[1])
 
     def wait_until(self, condition: Callable[[], object], seconds: float = 600) -> None:
         for _ in range(round(seconds / 0.1)):
@@ -160,6 +144,24 @@ class Hub:
             return bool(self.ask("GET", "/hub/api/")[0] == 200)
         except OSError:
             return False
+
+
+def machine_address() -> str:
+    """Return this machine's address, which its pods reach, too. The bridge's exists from the first pod on."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unconnected:
+        try:
+            unconnected.connect(("198.51.100.1", 9))  # sends nothing, but chooses a source address
+        except OSError:
+            pytest.skip("needs a default route")
+        address: str = unconnected.getsockname()[0]
+        return address
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports of 127.0.0.1 on which nothing listens."""
+    with ExitStack() as stack:
+        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in free]
 
 
 def read_only_mounts() -> dict[str, Any]:
@@ -194,28 +196,29 @@ def memory_file(cgroup_root: str, name: dict[int, str]) -> Path:
 
 @pytest.mark.root
 @pytest.mark.containerd
+@pytest.mark.skipif(PROXY is None, reason="needs configurable-http-proxy (`make try-jupyterhub` installs it)")
 def test_a_users_server_has_limits_is_squeezed_adopted_and_evicted_with_a_reason(
     hub: Hub, private_cgroup_root: str
 ) -> None:
-    server = hub.run_server("ada")
+    hub.run_server("ada")
     limit = memory_file(private_cgroup_root, {1: "memory.limit_in_bytes", 2: "memory.max"})
     assert int(limit.read_text()) == SETTINGS["mem_limit"]
-    assert hub.ask("GET", "/user/ada/api/status", server)[0] == 200
+    assert hub.ask("GET", "/user/ada/api/status")[0] == 200
 
     # An idle server loses its page cache.
     file = {"type": "file", "format": "text", "content": "x" * (16 << 20)}
-    assert hub.ask("PUT", "/user/ada/api/contents/data.txt", server, file)[0] == 201
+    assert hub.ask("PUT", "/user/ada/api/contents/data.txt", file)[0] == 201
     hub.wait_until(lambda: re.search(r"server of ada is idle: [1-9]\d* MiB reclaimed", hub.log.read_text()))
-    assert hub.ask("GET", "/user/ada/api/status", server)[0] == 200, "the server still answers"
+    assert hub.ask("GET", "/user/ada/api/status")[0] == 200, "the server still answers"
 
     # Another hub adopts the server.
     hub.stop()
     hub.start()
     hub.wait_until(lambda: hub.user("ada")["servers"].get("", {}).get("ready"))
-    assert hub.ask("GET", "/user/ada/api/status", server)[0] == 200
+    assert hub.ask("GET", "/user/ada/api/status")[0] == 200
 
     # Beyond its disk it is evicted, and its user learns why.
-    assert hub.ask("PUT", "/user/ada/api/contents/more.txt", server, file)[0] == 201
+    assert hub.ask("PUT", "/user/ada/api/contents/more.txt", file)[0] == 201
     hub.wait_until(lambda: not hub.user("ada")["servers"])
     reason = 'Usage of EmptyDir volume "home" exceeds the limit "24Mi"'
     assert f"server of ada: Evicted: {reason}" in hub.log.read_text()
