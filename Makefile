@@ -35,7 +35,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # Hundreds of processes of the tests load the package: compiled once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-fast lint types style collected bench fuzz chaos protos docs system-packages build lock dist try-dist dist-pythons dist-arm64 try-arm64 deb krew try-deb try-vm try-jupyterhub clean
+.PHONY: help run test test-fast lint types style collected bench fuzz chaos protos docs system-packages build lock dist try-dist dist-pythons dist-arm64 try-arm64 dist-musl try-musl deb krew try-deb try-vm try-jupyterhub clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -52,6 +52,7 @@ help:
 	@echo 'make dist             sdist and wheel in dist/; make try-dist installs the wheel where nothing else is, and tries it'
 	@echo 'make dist-pythons     wheels for further Pythons beside them, which make try-dist tries, too'
 	@echo 'make dist-arm64       a wheel for arm64 beside them; make try-arm64 tries it under qemu'
+	@echo 'make dist-musl        wheels for musl beside them; make MUSL_PYTHON=/path/to/python3.11 try-musl tries one'
 	@echo 'make deb              the Debian packages in dist/: a node, and the planner; make try-deb upgrades it under systemd'
 	@echo 'make krew             the kubectl plugin and its krew manifest in dist/; KREW_URL=https://… is where it will be served'
 	@echo 'make try-vm           the agent in Debian machines under QEMU: systemd as process 1, cgroup v2; VM_PARTS=reboot for one part'
@@ -164,19 +165,29 @@ dist-arm64: dist
 # A wheel for each further Python that is there; `make PYTHONS=/path/to/python3.13 dist-pythons` names some.
 dist-pythons: dist
 	@for python in $(PYTHONS); do \
-	  tag=$$($$python -c '$(TAG)'); ls dist/*-$$tag-*_$$(uname -m).whl >/dev/null 2>&1 && continue; \
+	  tag=$$($$python -c '$(TAG)'); ls dist/*-$$tag-manylinux_*_$$(uname -m).whl >/dev/null 2>&1 && continue; \
 	  echo "building for $$tag"; rm -rf build/$$tag; \
 	  { $$python -m venv build/$$tag && build/$$tag/bin/pip wheel -q --no-deps -w dist dist/*.tar.gz \
 	    && $(BIN)/python package/manylinux.py dist/*-$$tag-linux_*.whl; } || exit 1; done
 
+# Wheels for musl, for x86-64 and arm64; they are tried with a Python that is linked with musl, which Debian lacks:
+# MUSL_PYTHON=/path/to/python3.11.
+dist-musl: dist
+	@$(LOCKED) -r requirements/musl.txt
+	$(BIN)/python package/musl.py dist/*.tar.gz dist
+	$(BIN)/python package/sbom.py dist/*-musllinux_*.whl
+
+try-musl:
+	MUSL_PYTHON="$(MUSL_PYTHON)" $(BIN)/python package/try_wheel.py dist/*.tar.gz dist/*-musllinux_*_$$(uname -m).whl
+
 try-arm64:
-	$(BIN)/python package/try_wheel.py dist/*.tar.gz dist/*_aarch64.whl
+	$(BIN)/python package/try_wheel.py dist/*.tar.gz dist/*-manylinux_*_aarch64.whl
 
 try-dist:
-	$(BIN)/python package/try_wheel.py dist/*.tar.gz dist/*_$$(uname -m).whl
+	$(BIN)/python package/try_wheel.py dist/*.tar.gz dist/*-manylinux_*_$$(uname -m).whl
 
 deb: dist
-	$(BIN)/python package/deb.py dist/*-$$($(BIN)/python -c '$(TAG)')-*_$$(uname -m).whl dist
+	$(BIN)/python package/deb.py dist/*-$$($(BIN)/python -c '$(TAG)')-manylinux_*_$$(uname -m).whl dist
 	$(BIN)/python package/sbom.py dist/*.deb
 
 # In Debian machines under QEMU; VM_PARTS="reboot or slices" runs some parts, which pytest's -k chooses.
@@ -197,7 +208,7 @@ try-jupyterhub: build
 # The kubectl plugin's archive and krew manifest; KREW_URL is where the archive will be served.
 KREW_URL ?= https://example.org/kubengine
 krew: dist
-	$(BIN)/python package/krew.py dist/*-$$($(BIN)/python -c '$(TAG)')-*_$$(uname -m).whl dist $(KREW_URL)
+	$(BIN)/python package/krew.py dist/*-$$($(BIN)/python -c '$(TAG)')-manylinux_*_$$(uname -m).whl dist $(KREW_URL)
 
 try-deb: build
 	KUBENGINE_PACKAGE=$$(realpath dist/kubengine_*.deb) $(PYTEST) --timeout 0 tests/system/test_package.py

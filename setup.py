@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from pathlib import Path
 
@@ -28,6 +29,9 @@ KERNELS = Path("engine/_fast")
 SHARED = "engine._fast._cyutility"
 """Code that Cython would otherwise compile into each kernel that takes arrays: two thirds of the kernel."""
 THREADS = "libgomp.so.1"
+MUSL = str(sysconfig.get_config_var("SOABI")).endswith("-musl")
+"""Whether the kernels are for musl. They use one thread then: compilers for musl that are well kept on other
+systems have no OpenMP library."""
 FLAGS = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-g0", "-ffp-contract=off"]
 INCLUDED = re.compile(r'^\s*(?:#include|cdef extern from) "([^"]+)"', re.MULTILINE)
 CIMPORTED = re.compile(r"^from (engine[\w.]*) cimport", re.MULTILINE)
@@ -45,12 +49,12 @@ DIRECTIVES = {
 class BuildKernels(build_ext):
     """Translate and compile the kernels that changed.
 
-    A wheel also gets GCC's OpenMP library, which not every system has.
+    A wheel with kernels that use threads also gets GCC's OpenMP library, which not every system has.
     """
 
     def run(self) -> None:
         super().run()
-        if not self.inplace:
+        if not self.inplace and not MUSL:
             command = [*shlex.split(os.environ.get("CC", "cc")), f"-print-file-name={THREADS}"]
             found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
             self.copy_file(found, str(Path(self.build_lib, KERNELS, THREADS)))
@@ -146,7 +150,7 @@ def shared_code() -> Extension:
 
 
 def extension(source: Path) -> Extension:
-    parallel = "cython.parallel" in source.read_text()
+    parallel = "cython.parallel" in source.read_text() and not MUSL
     # The OpenMP library of the wheel, relative to the kernel's directory.
     library = "/".join(["$ORIGIN", *[".."] * (len(source.parent.parts) - len(KERNELS.parts))])
     return Extension(

@@ -7,11 +7,13 @@ SHA-256 of each file that the index has of that version, so that `pip --require-
     node.txt    what a node agent needs (`make run`, `make deb`)
     plan.txt    the same and what the planner needs (`make deb`)
     dev.txt     everything: tests, linters, documents (`make test`, `make dist`)
+    musl.txt    the compiler of wheels for musl (`make dist-musl`)
     jupyterhub.txt   what the test of examples/jupyterhub_spawner.py needs besides (`make try-jupyterhub`)
 
 They are resolved for the oldest Python that is supported. The first four come from pyproject.toml alone, and
 three of them are subsets of dev.txt; the last one takes the versions of dev.txt for distributions that both
-have. Names, versions and hashes are all that is in them, so any index will do.
+have. Names, versions and hashes are all that is in them, so any index will do. JupyterHub's proxy is a
+program for Node.js: npm resolves requirements/proxy/package.json.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ FLAGS = (
     "--no-annotate", "--no-header", "--no-emit-options",
 )  # fmt: skip
 OLDEST = (3, 11)
+MUSL = ("ziglang>=0.17,<0.18",)
 JUPYTERHUB = ("jupyter-server>=2.14,<3", "jupyterhub>=5,<7")
 HEADER = "# Made by `make lock` from pyproject.toml; see package/lock.py.\n"
 
@@ -49,6 +52,7 @@ def main() -> None:
     lock("build", build, within="dev")
     lock("node", [*node, *build], within="dev")
     lock("plan", [*node, *build, *extras["plan"]], within="dev")
+    lock("musl", MUSL)
     lock("jupyterhub", JUPYTERHUB, within="dev")
 
 

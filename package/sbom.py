@@ -1,8 +1,8 @@
 """Write a bill of materials beside each artifact: `sbom.py WHEEL_OR_DEB...`, CycloneDX 1.5 as JSON.
 
 The bill of a wheel lists its requirements, with and without the planner, in the versions of the lock files,
-and GCC's OpenMP library, which the wheel contains. The bill of a Debian package lists its contents. The same
-artifact gives the same bytes.
+and GCC's OpenMP library, which a wheel for glibc contains. The bill of a Debian package lists its contents.
+The same artifact gives the same bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,15 @@ LOCKS = ROOT / "requirements"
 NAMESPACE = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")
 BUILD_ONLY = "excluded"
 """CycloneDX's word for what was needed to build an artifact and is not needed to run it."""
+THREADS = {
+    "type": "library",
+    "bom-ref": "pkg:generic/libgomp",
+    "name": "libgomp",
+    "description": "GCC's thread library, part of the wheel",
+    "scope": "required",
+    "purl": "pkg:generic/libgomp",
+    "licenses": [{"expression": "GPL-3.0-or-later WITH GCC-exception-3.1"}],
+}
 
 
 def write(artifact: Path) -> Path:
@@ -31,6 +40,8 @@ def write(artifact: Path) -> Path:
     planner = artifact.name.startswith("kubengine-plan_")
     debian = artifact.suffix == ".deb"
     components = list(_components(debian=debian, planner=planner))
+    if not planner and "-musllinux_" not in artifact.name:
+        components.append(THREADS)
     version = artifact.name.replace("_", "-").split("-")[2 if planner else 1]
     name = "kubengine-plan" if planner else "kubengine"
     own = {
@@ -76,16 +87,6 @@ def _components(*, debian: bool, planner: bool) -> Iterator[dict[str, Any]]:
             "purl": f"pkg:pypi/{name}@{version}",
             **_licenses(name),
             "properties": [{"name": "pypi:sha256", "value": each} for each in hashes],
-        }
-    if not planner:
-        yield {
-            "type": "library",
-            "bom-ref": "pkg:generic/libgomp",
-            "name": "libgomp",
-            "description": "GCC's thread library, part of the wheel",
-            "scope": "required",
-            "purl": "pkg:generic/libgomp",
-            "licenses": [{"expression": "GPL-3.0-or-later WITH GCC-exception-3.1"}],
         }
 
 

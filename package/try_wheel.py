@@ -1,9 +1,9 @@
 """Test wheels: `try_wheel.py SDIST WHEEL...`, each in an environment with nothing else installed.
 
-A wheel for this machine gets a new virtual environment of its Python, which must be on the PATH; a wheel for
-arm64 gets the Python that `arm64.py` unpacked, under qemu-user. There, a plan is answered, a node runs a pod
-on the hollow runtime, every kernel is loaded, and the tests in the source archive compare the kernels with
-their twins.
+A wheel for this machine gets a new virtual environment of its Python, which must be on the PATH, or for musl
+in the variable MUSL_PYTHON; a wheel for arm64 gets the Python that `arm64.py` unpacked, under qemu-user.
+There, a plan is answered, a node runs a pod on the hollow runtime, every kernel is loaded, and the tests in
+the source archive compare the kernels with their twins.
 """
 
 from __future__ import annotations
@@ -119,7 +119,11 @@ def install(wheel: Path, place: Path) -> Installed:
 
 
 def python_of(wheel: Path) -> str:
-    """Return the Python that the wheel's name requires. Raise SystemExit if it is not on the PATH."""
+    """Return the Python that the wheel's name requires. Raise SystemExit if there is none."""
+    if "-musllinux_" in wheel.name:
+        if not os.environ.get("MUSL_PYTHON"):
+            raise SystemExit(f"{wheel.name}: set MUSL_PYTHON to a Python that is linked with musl")
+        return os.environ["MUSL_PYTHON"]
     interpreter = wheel.stem.split("-")[2]
     major, minor = interpreter[2], interpreter[3:]
     if (int(major), int(minor)) == sys.version_info[:2]:

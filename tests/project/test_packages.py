@@ -34,6 +34,7 @@ import deb  # noqa: E402
 import krew  # noqa: E402
 import man  # noqa: E402
 import manylinux  # noqa: E402
+import musl  # noqa: E402
 import sbom  # noqa: E402
 import try_wheel  # noqa: E402
 
@@ -167,6 +168,7 @@ def test_the_wheel_has_every_module_kernel_and_type(wheel: Path, tracked: set[st
     kernels = {name.removesuffix(".pyx") + SUFFIX for name in tracked if name.endswith(".pyx")}
     kernels.add(f"engine/_fast/_cyutility{SUFFIX}")
     assert {name for name in names if name.endswith(".so")} == kernels
+    assert not {name for name in names if name.endswith((".pyx", ".pxd", ".h"))}, "sources of kernels"
     assert {
         name for name in names if not name.startswith(("engine/", f"kubengine-{VERSION}.dist-info/"))
     } == {"kubengine.py"}
@@ -189,11 +191,51 @@ def test_a_wheel_has_the_name_that_auditwheel_gives(wheel: Path, monkeypatch: py
     assert wheel.exists()
 
 
-def test_a_wheel_is_tried_with_the_python_of_its_tag() -> None:
+def test_a_wheel_that_needs_the_c_library_of_alpine_is_for_musl(tmp_path: Path) -> None:
+    (tmp_path / "kernel.c").write_text("int answer(void) { return 42; }\n")
+    make = ["cc", "-shared", "-fPIC", "-nostdlib", "kernel.c"]
+    subprocess.run([*make, "-Wl,-soname,libc.so", "-o", "libc.so"], cwd=tmp_path, check=True)
+    needed = ["-Wl,--no-as-needed", "libc.so"]
+    subprocess.run([*make, "-o", "kernel.so", *needed], cwd=tmp_path, check=True)
+    made = tmp_path / "kubengine-1-cp311-cp311-linux_aarch64.whl"
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.write(tmp_path / "kernel.so", "engine/_fast/kernel.so")
+    assert manylinux.platform_tag(made) == "musllinux_1_2_aarch64"
+
+
+@pytest.mark.parametrize("machine", musl.MACHINES)
+def test_a_wheel_for_musl_has_its_own_suffix_and_no_threads(machine: str, tmp_path: Path) -> None:
+    """GCC's OpenMP library, which comes with the wheel, needs glibc."""
+    name = musl.write_sysconfig_data(tmp_path, machine)
+    environment = {"_PYTHON_SYSCONFIGDATA_NAME": name, "PYTHONPATH": str(tmp_path)}
+    program = (
+        "import sysconfig, distutils.core\n"
+        "made = distutils.core.run_setup('setup.py', stop_after='init').ext_modules\n"
+        "threads = any('-fopenmp' in ext.extra_link_args for ext in made)\n"
+        "print(sysconfig.get_config_var('EXT_SUFFIX'), threads)"
+    )
+    shown = [
+        subprocess.run(
+            [sys.executable, "-c", f"import setuptools\n{program}"],
+            cwd=ROOT, env=os.environ | variables, check=True, capture_output=True, text=True,
+        ).stdout.split()
+        for variables in (environment, {})
+    ]  # fmt: skip
+    tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}"
+    assert shown == [[f".{tag}-{machine}-linux-musl.so", "False"], [SUFFIX, "True"]]
+
+
+def test_a_wheel_is_tried_with_the_python_of_its_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     own = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert try_wheel.python_of(Path(f"kubengine-1-{own}-{own}-linux_x86_64.whl")) == sys.executable
     with pytest.raises(SystemExit, match=r"needs python3\.99 on the PATH"):
         try_wheel.python_of(Path("kubengine-1-cp399-cp399-linux_x86_64.whl"))
+    for_alpine = Path(f"kubengine-1-{own}-{own}-musllinux_1_2_x86_64.whl")
+    monkeypatch.delenv("MUSL_PYTHON", raising=False)
+    with pytest.raises(SystemExit, match="set MUSL_PYTHON to a Python that is linked with musl"):
+        try_wheel.python_of(for_alpine)
+    monkeypatch.setenv("MUSL_PYTHON", "/opt/musl/bin/python3")
+    assert try_wheel.python_of(for_alpine) == "/opt/musl/bin/python3"
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="is about x86-64, whose processors differ")

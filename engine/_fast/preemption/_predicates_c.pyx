@@ -2,9 +2,11 @@
 
 import numpy as np
 
-cimport openmp
 from cython.parallel cimport prange
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t
+
+cdef extern from "threads.h" nogil:
+    int kb_threads(int wanted)
 
 cdef enum:
     BLOCK = 512  # nodes a thread takes at a time: a few pages of each column
@@ -21,13 +23,9 @@ cdef inline int64_t missing(int64_t wanted, int64_t overhead, uint8_t droppable,
     return amount - room
 
 
-cdef int team(int threads) noexcept:
-    return threads if threads > 0 else openmp.omp_get_max_threads()
-
-
 def request_sums(const int64_t[:, ::1] requests, const int64_t[::1] offsets, int threads=0):
     cdef int64_t resources = requests.shape[0], nodes = offsets.shape[0] - 1, node, resource, row, total
-    cdef int workers = team(threads)
+    cdef int workers = kb_threads(threads)
     for node in range(nodes):
         if not 0 <= offsets[node] <= offsets[node + 1] <= requests.shape[1]:
             raise ValueError("offsets must rise and stay within the rows")
@@ -93,7 +91,7 @@ def short_on_each_node(const int64_t[::1] wanted, const int64_t[::1] overhead, c
                        const int64_t[:, ::1] used, const int64_t[::1] pods,
                        const int64_t[:, ::1] allocatable, const int64_t[::1] pod_limit, int threads=0):
     cdef int64_t resources = wanted.shape[0], nodes = pods.shape[0], node, resource, block
-    cdef int workers = team(threads)
+    cdef int workers = kb_threads(threads)
     if (overhead.shape[0] != resources or droppable.shape[0] != resources or used.shape[0] != resources
             or allocatable.shape[0] != resources or used.shape[1] != nodes or allocatable.shape[1] != nodes
             or pod_limit.shape[0] != nodes):

@@ -5,11 +5,13 @@ from array import array as new_array
 
 import numpy as np
 
-cimport openmp
 from cython.parallel cimport prange, threadid
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc
 
+
+cdef extern from "threads.h" nogil:
+    int kb_threads(int wanted)
 
 cdef extern from "preemption_kernel.h" nogil:
     enum:
@@ -128,7 +130,7 @@ def victims_by_node(const int64_t[:, ::1] ranking, const uint8_t[::1] qos, const
     cdef kb_columns columns
     cdef kb_preemptor who
     cdef int64_t nodes = offsets.shape[0] - 1, node, largest = 1, size, total = 0, i
-    cdef int team = threads if threads > 0 else openmp.omp_get_max_threads()
+    cdef int team = kb_threads(threads)
     cdef int thread
     if needs.shape[0] != nodes:
         raise ValueError(f"needs has {needs.shape[0]} rows for {nodes} nodes")
