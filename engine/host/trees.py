@@ -29,8 +29,10 @@ _ENTRY = struct.Struct("=QqHB")
 _DT_UNKNOWN, _DT_DIR = 0, 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.getdents64.restype = ctypes.c_ssize_t
-_libc.getdents64.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+# musl has the call under the older name only, with the same entries.
+_getdents = getattr(_libc, "getdents64", None) or _libc.getdents
+_getdents.restype = ctypes.c_int  # musl's; the lower half of glibc's ssize_t, which a length fits
+_getdents.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Visit(msgspec.Struct, frozen=True):
@@ -217,7 +219,7 @@ def _read_entries(directory: int) -> list[tuple[str, int, int]]:
     """Return name, type and position, last one first; an unreadable directory has no entries."""
     buffer = ctypes.create_string_buffer(_BUFFER_BYTES)
     # Not `os.scandir`, which does not give positions, and which would hold all entries of a huge directory.
-    length = _libc.getdents64(directory, buffer, _BUFFER_BYTES)
+    length = _getdents(directory, buffer, _BUFFER_BYTES)
     if length <= 0:
         return []
     data, entries, at = buffer.raw, [], 0

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import subprocess
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from engine.host import safe_open as beneath
 from engine.host import trees
 from engine.host.safe_open import opened
 from engine.host.trees import HELD_LEVELS, disk_usage, remove_tree, walk
+from tests.programs import ROOT
 from tests.waiting import PATIENCE
 
 
@@ -309,3 +311,28 @@ def test_memory_does_not_grow_with_the_tree(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert peak < 100_000, "less than the names alone take"
     assert not (tmp_path / "wide").exists()
+
+
+WITH_MUSL = """
+import ctypes, sys
+real = ctypes.CDLL(None, use_errno=True)
+
+class Musl:
+    getdents = real.getdents64
+
+    def __getattr__(self, name):
+        if name == "getdents64":
+            raise AttributeError(f"Symbol not found: {name}")
+        return getattr(real, name)
+
+ctypes.CDLL = lambda *_, **__: Musl()
+from engine.host.trees import remove_tree
+remove_tree(sys.argv[1])
+"""
+
+
+def test_a_tree_is_removed_with_musl_which_has_no_getdents64(tmp_path: Path) -> None:
+    (tmp_path / "top/below").mkdir(parents=True)
+    (tmp_path / "top/below/file").write_text("content")
+    subprocess.run([sys.executable, "-c", WITH_MUSL, str(tmp_path / "top")], check=True, cwd=ROOT)
+    assert not (tmp_path / "top").exists()
