@@ -84,5 +84,5 @@ def project_record(volume: Path) -> Path:
     return volume.parents[2] / "plugins" / volume.parent.name / volume.name / "project"
 
 
-def last_words_path(pod_directory: Path, container: str, attempt: int) -> Path:
+def termination_message_path(pod_directory: Path, container: str, attempt: int) -> Path:
     return pod_directory.joinpath("containers", container, str(attempt))

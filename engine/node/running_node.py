@@ -70,7 +70,7 @@ from engine.node.sync.services import (
     StartControl,
     VolumeServices,
 )
-from engine.node.volumes import PodVolumes, ShownNode, VolumeManager
+from engine.node.volumes import PodVolumes, VolumeHost, VolumeManager
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.csi_storage import CSI_PLUGIN, CsiStorage
 from engine.node.volumes.intree_storage import InTreeStorage
@@ -243,7 +243,7 @@ class RunningNode:
             self._csi,
             LocalDevices(context.root, context.recorder),
             InTreeStorage(context.root, plane.objects, self.attachments if attaches else None, context.tasks),
-            ShownNode(lambda: self._addresses.ips, self.description.current, self._admission.allocatable),
+            VolumeHost(lambda: self._addresses.ips, self.description.current, self._admission.allocatable),
         )
 
     def _create_pods(self) -> None:
@@ -555,7 +555,7 @@ class RunningNode:
         from engine.node.stats.volumes import VolumeFigures
 
         context = self._context
-        return VolumeFigures(self._volume_manager.made, self._csi, context.recorder, context.clock)
+        return VolumeFigures(self._volume_manager.mounted_volumes, self._csi, context.recorder, context.clock)
 
     @cached_property
     def summaries(self) -> Summaries:

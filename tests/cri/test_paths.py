@@ -34,4 +34,6 @@ def test_volumes_and_termination_messages_are_in_the_pod_directory() -> None:
     directory = paths.pod_directory(Path("/var/lib/kubelet"), "u-1")
     volume = paths.volume_path(directory, paths.EMPTY_DIR, "scratch")
     assert volume == Path("/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir/scratch")
-    assert paths.last_words_path(directory, "app", 0) == Path("/var/lib/kubelet/pods/u-1/containers/app/0")
+    assert paths.termination_message_path(directory, "app", 0) == Path(
+        "/var/lib/kubelet/pods/u-1/containers/app/0"
+    )

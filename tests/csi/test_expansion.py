@@ -103,7 +103,7 @@ def status(csi: CsiRig) -> Object:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the claims as often as possible."""
-    monkeypatch.setattr("engine.node.volumes.volume_manager.GROWTH_SECONDS", 0.0)
+    monkeypatch.setattr("engine.node.volumes.volume_manager.EXPANSION_SECONDS", 0.0)
 
 
 @root

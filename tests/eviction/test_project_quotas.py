@@ -66,7 +66,7 @@ def test_which_volumes_the_kernel_counts(
         record = project_record(directory)
         record.parent.mkdir(parents=True)
         directory.mkdir(parents=True)
-        volumes._projects.give(pod, directory, record)
+        volumes._projects.assign(pod, directory, record)
         (directory / "file").write_bytes(bytes(MIB))
         assert not record.exists()
         assert volume_usage(directory, record) == (*disk_usage(directory), False)

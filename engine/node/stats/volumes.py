@@ -22,9 +22,9 @@ from engine.cri.paths import project_record
 from engine.csi.usage import PATIENCE_SECONDS, VolumeMeasurement
 from engine.host.project_quota import volume_usage
 from engine.node.volumes.agent_written import is_agent_written
-from engine.node.volumes.claims import claim_name, in_tree_source, is_of_driver
+from engine.node.volumes.claims import claim_name, in_tree_source, is_csi_volume
 from engine.node.volumes.csi_storage import CsiStorage
-from engine.node.volumes.mounted_volumes import MadeVolume
+from engine.node.volumes.mounted_volumes import MountedVolume
 
 Entry = dict[str, Any]
 _NONE: Final = dict.fromkeys(
@@ -37,7 +37,7 @@ class VolumeFigures:
 
     def __init__(
         self,
-        made: Callable[[str], Mapping[str, MadeVolume]],
+        made: Callable[[str], Mapping[str, MountedVolume]],
         csi: CsiStorage,
         recorder: EventRecorder,
         clock: Callable[[], float],
@@ -59,7 +59,7 @@ class VolumeFigures:
             (pod, volume, made)
             for pod in pods
             for volume, made in self._volumes(pod)
-            if is_of_driver(volume, made.bound)
+            if is_csi_volume(volume, made.bound)
         ]
         if not asked:
             return {}
@@ -94,7 +94,7 @@ class VolumeFigures:
             if made.bound is not None and (entry := _of_files(pod, volume, made, self._clock())) is not None
         ]
 
-    def _volumes(self, pod: Pod) -> Iterable[tuple[Volume, MadeVolume]]:
+    def _volumes(self, pod: Pod) -> Iterable[tuple[Volume, MountedVolume]]:
         made = self._made(pod.uid)
         return [(volume, made[volume.name]) for volume in pod.spec.volumes or () if volume.name in made]
 
@@ -111,7 +111,7 @@ class VolumeFigures:
             self._recorder.pod(pod, WARNING, "VolumeConditionAbnormal", f"Volume {volume.name}: {message}")
 
 
-def _of_files(pod: Pod, volume: Volume, made: MadeVolume, now: float) -> Entry | None:
+def _of_files(pod: Pod, volume: Volume, made: MountedVolume, now: float) -> Entry | None:
     in_tree = in_tree_source(volume, made.bound)
     local = in_tree is not None or (made.bound is not None and isinstance(made.bound.source, LocalVolume))
     figures: Mapping[str, int] | None

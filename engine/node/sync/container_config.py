@@ -37,7 +37,7 @@ from engine.node.volumes.container_files import hosts_file, termination_message_
 from engine.node.volumes.env_files import env_files
 from engine.node.volumes.image import check_sub_path
 from engine.node.volumes.pod_volumes import in_thread
-from engine.node.volumes.sub_path import mount_sub_path, wanted_part
+from engine.node.volumes.sub_path import expanded_sub_path, mount_sub_path
 from engine.wire import cri_v1_pb2 as cri
 
 T = TypeVar("T")
@@ -190,10 +190,11 @@ class ContainerConfigBuilder:
             return
         specs = {volume.name: volume for volume in pod.spec.volumes or []}
         directory = self._volumes.directories.pod_directory(pod.uid)
-        made = self._volumes.manager.made(pod.uid) if self._volumes.directories.selinux.enabled else {}
+        selinux = self._volumes.directories.selinux
+        mounted = self._volumes.manager.mounted_volumes(pod.uid) if selinux.enabled else {}
         for index, mount in enumerate(container.volume_mounts):
             volume = specs[mount.name]
-            sub_path = wanted_part(mount, environment)
+            sub_path = expanded_sub_path(mount, environment)
             if volume.image is not None:
                 check_sub_path(sub_path, self._runtime.name, self._runtime.version)
                 image = images[mount.name].reference
@@ -208,7 +209,7 @@ class ContainerConfigBuilder:
                 read_only=mount.read_only or is_agent_written(volume) or is_read_only(volume),
                 recursive=_is_recursive(mount, recursive),
                 propagation=mount.mount_propagation,
-                relabel=mount.name in made and made[mount.name].relabel,
+                relabel=mount.name in mounted and mounted[mount.name].relabel,
             )
 
     def _own_mounts(

@@ -167,7 +167,7 @@ class PodSync:
         if state.pod is before:
             resized.status = before.status
             state.pod = resized
-            self._services.volumes.manager.described(resized)
+            self._services.volumes.manager.pod_changed(resized)
         if state.resize is resize:
             state.resize = None
         self._on_release()

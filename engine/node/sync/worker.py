@@ -128,11 +128,11 @@ class PodWorker:
             self._services.metrics.resizes.requested(before, pod)
         if state.resize is not None and added is not state.pod:
             state.pod = added
-            self._services.volumes.manager.described(added)
+            self._services.volumes.manager.pod_changed(added)
         if state.resize is None:
             state.pod = pod
             self._services.admission.resized(pod)
-            self._services.volumes.manager.described(pod)
+            self._services.volumes.manager.pod_changed(pod)
         self.notify()
 
     def retry(self) -> None:
@@ -197,7 +197,7 @@ class PodWorker:
         """Take changed labels and annotations of the same pod."""
         self._state.pod.metadata = metadata
         self.wanted.metadata = metadata
-        self._services.volumes.manager.described(self._state.pod)
+        self._services.volumes.manager.pod_changed(self._state.pod)
         self.notify()
 
     def update_conditions(self, published: PodStatus) -> None:

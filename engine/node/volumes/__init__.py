@@ -6,6 +6,6 @@
 
 from engine.node.volumes.pod_volumes import PodVolumes
 from engine.node.volumes.refusals import VolumeRefused
-from engine.node.volumes.volume_manager import ShownNode, VolumeManager
+from engine.node.volumes.volume_manager import VolumeHost, VolumeManager
 
-__all__ = ["PodVolumes", "ShownNode", "VolumeManager", "VolumeRefused"]
+__all__ = ["PodVolumes", "VolumeHost", "VolumeManager", "VolumeRefused"]

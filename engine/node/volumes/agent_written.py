@@ -1,6 +1,6 @@
 """Writes configMap, secret, downwardAPI and projected volumes, which are read-only for containers.
 
-All but ConfigMaps are kept in memory, as by a kubelet, so that no secret reaches a disk.
+All but ConfigMaps are stored in a tmpfs, as by a kubelet, so that no secret reaches a disk.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def plugin_of(volume: Volume) -> str | None:
     not write.
     """
     sources = (volume.config_map, volume.secret, volume.downward_api, volume.projected)
-    given = zip(PLUGINS, sources, strict=True)
-    return next((plugin for plugin, source in given if source is not None), None)
+    plugins = zip(PLUGINS, sources, strict=True)
+    return next((plugin for plugin, source in plugins if source is not None), None)
 
 
 def is_agent_written(volume: Volume) -> bool:
@@ -35,7 +35,7 @@ def is_agent_written(volume: Volume) -> bool:
 def write(
     path: Path, name: str, pod: Pod, files: Mapping[str, PublishedFile], group: int | None, now: float
 ) -> None:
-    """Write the files, and empty directories where containers mount other volumes inside of this one."""
+    """Write the files, and create empty directories where containers mount other volumes inside this one."""
     with opened(path) as directory:
         for nested in nested_mount_points(pod, name):
             os.close(make_directories(directory, nested, _DIRECTORY_MODE))
@@ -45,7 +45,7 @@ def write(
 
 
 def nested_mount_points(pod: Pod, name: str) -> Iterator[str]:
-    """Return the outermost mount points of other volumes below a mount of this one, relative to it."""
+    """Yield the outermost mount points of other volumes below a mount of this volume, relative to it."""
     for container in pod.every_container:
         paths = sorted(os.path.normpath(mount.mount_path) for mount in container.volume_mounts or [])
         own = [os.path.normpath(m.mount_path) for m in container.volume_mounts or [] if m.name == name]

@@ -1,8 +1,8 @@
-"""Tracks volumes that a controller attaches to this node: which are in use, and what the Node's status lists.
+"""Tracks volumes that the attach-detach controller attaches to this node.
 
-A volume is listed in `volumesInUse` before it is mounted and until it is unmounted, so that nobody detaches
-it meanwhile; `volumesAttached` comes from the attach-detach controller (kubelet v1.36,
-`pkg/kubelet/volumemanager`). Volumes are identified by their unique names
+A volume is listed in the Node's `volumesInUse` before it is mounted and until it is unmounted, so that the
+controller does not detach it while it is in use. The controller lists attached volumes in `volumesAttached`
+(kubelet v1.36, `pkg/kubelet/volumemanager`). Volumes are identified by their unique names
 (`kubernetes.io/csi/DRIVER^HANDLE`).
 """
 
@@ -24,17 +24,17 @@ class Attachments:
         self._complete = False
         self._in_use: frozenset[str] = frozenset()
         self._attached: frozenset[str] = frozenset()
-        self._news = asyncio.Event()
+        self._updated = asyncio.Event()
 
     def use(self, volume: str, user: str) -> None:
-        """Note that the pod with this uid will use the volume."""
+        """Record that the pod with the uid `user` will use the volume."""
         users = self._users.setdefault(volume, set())
         users.add(user)
         if len(users) == 1:
             self._changed()
 
     def release(self, volume: str, user: str) -> None:
-        """Note that the pod no longer uses the volume: it is unmounted."""
+        """Record that the pod no longer uses the volume, which is unmounted."""
         users = self._users.get(volume, set())
         users.discard(user)
         if volume in self._users and not users:
@@ -42,26 +42,24 @@ class Attachments:
             self._changed()
 
     def complete(self) -> None:
-        """Note that everything an earlier agent left mounted is listed."""
+        """Record that all volumes that an earlier agent left mounted have been added."""
         self._complete = True
         self._changed()
 
     @property
     def in_use(self) -> list[str] | None:
-        """Return `volumesInUse`; None, which keeps the server's list, until the list is complete."""
+        """Return `volumesInUse`, or None while it is incomplete: the server's list then stays unchanged."""
         return sorted(self._users) if self._complete else None
 
     def node_changed(self, status: Mapping[str, Any]) -> None:
-        """Take the status of the server's Node."""
+        """Read `volumesInUse` and `volumesAttached` from the server's Node status."""
         self._in_use = frozenset(status.get("volumesInUse") or ())
         self._attached = frozenset(each["name"] for each in status.get("volumesAttached") or ())
-        self._news.set()
-        self._news = asyncio.Event()
+        self._updated.set()
+        self._updated = asyncio.Event()
 
-    async def attached(self, volume: str) -> None:
-        """Return when the volume is attached and the server knows that it is in use. The caller sets the
-        deadline.
-        """
-        # Also until the server lists it as in use: before, the controller may detach it at any moment.
+    async def wait_until_attached(self, volume: str) -> None:
+        """Wait until the volume is attached and listed as in use. The caller sets the deadline."""
+        # Until the server lists the volume as in use, the controller may detach it at any moment.
         while volume not in self._in_use or volume not in self._attached:
-            await self._news.wait()
+            await self._updated.wait()

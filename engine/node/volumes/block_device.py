@@ -1,4 +1,4 @@
-"""Gives containers persistent volumes that are block devices, without mounting them.
+"""Passes persistent volumes in block mode to containers as devices, without mounting them.
 
 As in the kubelet, `<pod>/volumeDevices/<plugin>/<volume>` is a link to the device.
 """
@@ -31,7 +31,7 @@ def set_up(pod_directory: Path, name: str, volume: LocalVolume) -> Path:
     Raises `InvalidInput`, `Refused` or `OSError`.
     """
     check_path(volume)
-    # Names in /dev/disk are links, which udev replaces at any time: the container gets the device itself.
+    # Names in /dev/disk are links, which udev may replace at any time: the container gets the device itself.
     device = Path(os.path.realpath(volume.path, strict=True))
     if not stat.S_ISBLK(device.stat().st_mode):
         raise Refused("not a block device", subject=str(device))
@@ -43,13 +43,13 @@ def set_up(pod_directory: Path, name: str, volume: LocalVolume) -> Path:
 
 
 def users(pods: Path, name: str) -> set[str]:
-    """Return the uids of the pods below `pods` that have the device now."""
+    """Return the uids of the pods below `pods` that have a link to the device."""
     return {link.parents[2].name for link in pods.glob(f"*/{DIRECTORY}/{LOCAL_VOLUME}/{name}")}
 
 
-def forget_kubelets_part(pods: Path, uid: str) -> None:
-    """Remove what a kubelet created for the pod's devices besides the links: a second mount of each, and a
-    loop device that holds it open. Raises `OSError`.
+def remove_kubelet_mounts(pods: Path, uid: str) -> None:
+    """Remove what a kubelet created for the pod's devices besides the links: a second mount of each device,
+    and a loop device that keeps it open. Raises `OSError`.
     """
     links = pods / uid / DIRECTORY / LOCAL_VOLUME
     for name in os.listdir(links) if links.exists() else ():  # noqa: PTH208
@@ -60,7 +60,7 @@ def forget_kubelets_part(pods: Path, uid: str) -> None:
 
 
 def block_devices(pod: Pod, container: Container, volumes: Mapping[str, Path]) -> Iterator[cri.Device]:
-    """Return the devices of a container; `volumes` are those of its pod by name.
+    """Yield the devices of a container; `volumes` maps the names of its pod's volumes to paths.
 
     Raises `InvalidInput` for a device without a volume, or with a relative path.
     """

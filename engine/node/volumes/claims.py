@@ -33,12 +33,10 @@ _PROTECTED = "kubernetes.io/pvc-protection"
 
 
 class BoundVolume(msgspec.Struct, frozen=True):
-    """Hold a persistent volume with its settings and its claim.
+    """Hold a persistent volume with its spec and its claim.
 
-    A volume of a cloud that a pod names in its own spec has no claim.
-
-    `directory` is what a pod gets mounted, if the volume is local and not a device. `label` is the SELinux
-    label for its files, '' to leave them as they are.
+    A cloud volume in a pod's own spec has no claim. `directory` is mounted into pods if the volume is local
+    and not a device. `label` is the SELinux label for its files, '' to leave them as they are.
     """
 
     metadata: ObjectMeta
@@ -59,18 +57,20 @@ class BoundVolume(msgspec.Struct, frozen=True):
 
     @property
     def for_one_pod(self) -> bool:
-        """Return whether only one pod may use it at a time; false with several access modes."""
+        """Return whether only one pod at a time may use the volume: `ReadWriteOncePod` is its only access
+        mode.
+        """
         return list(self.spec.access_modes or ()) == [READ_WRITE_ONCE_POD]
 
 
-def is_of_driver(volume: Volume, bound: object) -> bool:
-    """Tell whether a storage driver provides the volume; `bound` is what its claim is bound to."""
+def is_csi_volume(volume: Volume, bound: object) -> bool:
+    """Tell whether a CSI driver provides the volume; `bound` is the claim's volume, if there is a claim."""
     of_claim = isinstance(bound, BoundVolume) and isinstance(bound.source, CSIPersistentVolume)
     return volume.csi is not None or of_claim
 
 
-def is_of_cloud(volume: Volume) -> bool:
-    """Tell whether a pod's own spec names a volume of a cloud, which a CSI driver provides."""
+def is_cloud_volume(volume: Volume) -> bool:
+    """Tell whether the pod's spec names a volume of a former in-tree cloud plugin, now a CSI driver."""
     return any(
         source is not None
         for source in (
@@ -86,7 +86,7 @@ def is_of_cloud(volume: Volume) -> bool:
 
 
 def cloud_volume(volume: Volume, namespace: str) -> BoundVolume:
-    """Return the CSI driver's volume in the place of a cloud's in a pod's own spec. Raises `InvalidInput`."""
+    """Translate a cloud volume in a pod's spec to its CSI driver's volume. Raises `InvalidInput`."""
     from engine.csi.migration import migrated_inline
 
     found = migrated_inline(volume, namespace)
@@ -96,19 +96,19 @@ def cloud_volume(volume: Volume, namespace: str) -> BoundVolume:
 
 
 def in_tree_source(volume: Volume, bound: object) -> NFSVolume | ISCSIVolume | FCVolume | None:
-    """Return the source of a volume that the agent mounts with the machine's commands; None for others."""
+    """Return the source of an NFS, iSCSI or Fibre Channel volume; None for other volumes."""
     source = bound.source if isinstance(bound, BoundVolume) else volume.nfs or volume.iscsi or volume.fc
     return source if isinstance(source, NFSVolume | ISCSIVolume | FCVolume) else None
 
 
 def volume_name(volume: Volume, bound: object) -> str:
-    """Return the name in messages and paths: that of what the claim is bound to, or the pod's own."""
+    """Return the name for messages and paths: the PersistentVolume's, or without a claim the pod's own."""
     return bound.name if isinstance(bound, BoundVolume) else volume.name
 
 
 def claim_name(pod: Pod, volume: Volume) -> str | None:
-    """Return the name of the claim behind a volume; that of an ephemeral volume derives from pod
-    and volume.
+    """Return the name of the volume's claim, or None without one. An ephemeral volume's claim is named after
+    the pod and the volume.
     """
     if volume.persistent_volume_claim is not None:
         return volume.persistent_volume_claim.claim_name
@@ -130,7 +130,7 @@ def mount_options(volume: Volume, bound: BoundVolume) -> list[str]:
 async def bound_volume(
     pod: Pod, volume: Volume, name: str, objects: ClusterObjects, node: Node
 ) -> BoundVolume:
-    """Return what a claim is bound to. Raises `VolumeRefused`."""
+    """Return the persistent volume that the claim `name` is bound to. Raises `VolumeRefused`."""
     from engine.csi.migration import migrated  # a node without claims has no use for it
 
     try:
@@ -139,7 +139,7 @@ async def bound_volume(
         except (InvalidInput, Refused) as error:
             raise InvalidInput(f"failed to fetch PVC from API server: {error.message}") from error
         _check_claim(claim)
-        if volume.ephemeral is not None and not _is_for(pod, claim):
+        if volume.ephemeral is not None and not _is_controlled_by(pod, claim):
             raise InvalidInput(f"PVC {name} was not created for pod {pod.full_name} (pod is not owner)")
         wanted = claim.spec.volume_name
         try:
@@ -160,7 +160,7 @@ async def bound_volume(
 
 def _check_claim(claim: PersistentVolumeClaim) -> None:
     meta = claim.metadata
-    # A claim in deletion is kept by its finalizer while pods use it; without it, it may vanish at once.
+    # The finalizer keeps a claim in deletion while pods use it; without the finalizer it may vanish at once.
     if meta.deletion_timestamp is not None and _PROTECTED not in (meta.finalizers or []):
         raise InvalidInput("PVC is being deleted")
     if claim.status.phase != _BOUND:
@@ -174,7 +174,7 @@ def _check_volume(bound: PersistentVolume, claim: PersistentVolumeClaim) -> None
     if reference is None:
         text = "it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
         raise InvalidInput(f"{found} {text}")
-    # The name may belong to a later claim than the one that the volume was bound to.
+    # A later claim may have the name of the claim that the volume was bound to.
     if reference.uid != claim.metadata.uid:
         text = f"its pv.Spec.ClaimRef.UID {reference.uid} does not point to claim.UID {claim.metadata.uid}"
         raise InvalidInput(f"{found} {text}")
@@ -192,20 +192,20 @@ def _check_mode(bound: PersistentVolume, pod: Pod, volume: Volume) -> None:
 def _usable(bound: PersistentVolume, claim: PersistentVolumeClaim, node: Node) -> BoundVolume:
     spec, name = bound.spec, bound.metadata.name
     block = spec.volume_mode == BLOCK
-    doing = "MapVolume" if block else "MountVolume"
+    operation = "MapVolume" if block else "MountVolume"
     affinity = spec.node_affinity
     required = affinity.required if affinity is not None else None
     if required is not None and not selects(required, node.metadata.labels or {}, node.metadata.name):
         text = "no matching NodeSelectorTerms"
-        raise VolumeRefused(f'{doing}.NodeAffinity check failed for volume "{name}" : {text}')
+        raise VolumeRefused(f'{operation}.NodeAffinity check failed for volume "{name}" : {text}')
     files = None if block else spec.host_path or spec.nfs
     source = files or spec.local or spec.csi or spec.iscsi or spec.fc
     if source is not None:
         return BoundVolume(bound.metadata, source, spec, claim)
     step = "SetUpDevice" if block else "SetUp"
-    raise VolumeRefused(f'{doing}.{step} failed for volume "{name}" : no volume plugin matched')
+    raise VolumeRefused(f'{operation}.{step} failed for volume "{name}" : no volume plugin matched')
 
 
-def _is_for(pod: Pod, claim: PersistentVolumeClaim) -> bool:
+def _is_controlled_by(pod: Pod, claim: PersistentVolumeClaim) -> bool:
     owners = claim.metadata.owner_references or []
     return any(owner.controller and owner.uid == pod.uid for owner in owners)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from engine.api.pod import Container, Pod
-from engine.cri.paths import hosts_path, last_words_path
+from engine.cri.paths import hosts_path, termination_message_path
 from engine.host.files import replace_file
 from engine.node.spec.dns import PodHostname
 
@@ -39,16 +39,17 @@ def hosts_text(pod: Pod, ips: tuple[str, ...], hostname: PodHostname, node_hosts
 
 def termination_message_file(pod_directory: Path, container: Container, attempt: int) -> Path:
     """Create an empty, world-writable termination message file."""
-    path = last_words_path(pod_directory, container.name, attempt)
+    path = termination_message_path(pod_directory, container.name, attempt)
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     try:
         file = os.open(path, _NEW_FILE, 0o600)
     except FileExistsError:
-        # Never an existing file: a container of the pod may have put a link to one of the host's there.
+        # Never reuse an existing file: a container of the pod may have replaced it by a link to a host
+        # file.
         path.unlink()
         file = os.open(path, _NEW_FILE, 0o600)
     try:
-        # Past the umask: the container may run as any user.
+        # open() applies the umask, fchmod() does not: the container may run as any user.
         os.fchmod(file, 0o666)
     finally:
         os.close(file)
@@ -56,11 +57,11 @@ def termination_message_file(pod_directory: Path, container: Container, attempt:
 
 
 def hosts_file(pod_directory: Path, pod: Pod, ips: tuple[str, ...], hostname: PodHostname) -> Path:
-    """Write /etc/hosts of a pod, again for each of its containers."""
-    # The node's file may have any bytes, in comments or names; the pod gets them as they are.
+    """Write the pod's /etc/hosts and return its path. It is written again for each container."""
+    # The node's file may contain any bytes, which the pod's file repeats unchanged.
     node_hosts = os.fsdecode(NODE_HOSTS.read_bytes()) if pod.spec.host_network else ""
     path = hosts_path(pod_directory)
     text = os.fsencode(hosts_text(pod, ips, hostname, node_hosts))
-    # Not synced: it is written again before each start of a container.
+    # Not synced to disk, because it is written again before each container starts.
     replace_file(path, text, mode=0o644, durable=False)
     return path

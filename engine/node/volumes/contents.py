@@ -33,8 +33,8 @@ Files = dict[str, PublishedFile]
 
 
 class Contents(PartlyShown, frozen=True):
-    """Hold the files of a volume; at `renew_at`, a time of the node's steady clock, they change though no
-    object does.
+    """Hold the files of a volume. They must be computed again at `renew_at` (the node's steady clock), even
+    if no object changes.
     """
 
     HIDDEN = frozenset(("files",))
@@ -53,7 +53,7 @@ class ContentSource(msgspec.Struct, frozen=True):
     allocatable: Mapping[str, Quantity]
 
     async def of(self, volume: Volume) -> Contents:
-        """Return the files of a volume. Raises `KubengineError` in the kubelet's words."""
+        """Return the files of a volume. Raises `KubengineError` with the kubelet's message."""
         if volume.downward_api is not None:
             mode = volume.downward_api.default_mode
             return Contents(self._downward(volume.downward_api, _or_default(mode)))
@@ -82,7 +82,7 @@ class ContentSource(msgspec.Struct, frozen=True):
             except KubengineError as error:
                 wrong.append(error)
                 continue
-            # Of two files with one path the later source's stays, as in the kubelet.
+            # If two sources have a file of the same path, the later source wins, as in the kubelet.
             files |= part.files
             renew_at = min(renew_at, part.renew_at)
         if len(wrong) == 1:
@@ -97,8 +97,10 @@ class ContentSource(msgspec.Struct, frozen=True):
             secret = source.secret
             return Contents(await self._secret(secret.name, secret.items, mode, bool(secret.optional)))
         if source.config_map is not None:
-            given = source.config_map
-            return Contents(await self._config_map(given.name, given.items, mode, bool(given.optional)))
+            config_map = source.config_map
+            return Contents(
+                await self._config_map(config_map.name, config_map.items, mode, bool(config_map.optional))
+            )
         if source.downward_api is not None:
             return Contents(self._downward(source.downward_api, mode))
         if source.service_account_token is not None:
@@ -114,7 +116,7 @@ class ContentSource(msgspec.Struct, frozen=True):
             if not optional:
                 raise
             secret = Secret()
-        return chosen_files(secret.data or {}, items, mode, optional, "references non-existent secret key")
+        return selected_files(secret.data or {}, items, mode, optional, "references non-existent secret key")
 
     async def _config_map(self, name: str, items: list[KeyToPath] | None, mode: int, optional: bool) -> Files:
         try:
@@ -124,21 +126,21 @@ class ContentSource(msgspec.Struct, frozen=True):
                 raise
             config_map = ConfigMap()
         texts = {key: text.encode() for key, text in (config_map.data or {}).items()}
-        # The API server refuses a key that is in both.
+        # The API server refuses a key that is in both fields.
         data = (config_map.binary_data or {}) | texts
-        return chosen_files(data, items, mode, optional, "configmap references non-existent config key")
+        return selected_files(data, items, mode, optional, "configmap references non-existent config key")
 
     async def _token(self, wanted: ServiceAccountTokenProjection, mode: int) -> Contents:
         token = await self.objects.token(self.pod, wanted.audience, wanted.expiration_seconds)
-        return Contents({wanted.path: self._own(token.text.encode(), mode)}, token.renew_at)
+        return Contents({wanted.path: self._projected_file(token.text.encode(), mode)}, token.renew_at)
 
     async def _trust_bundle(self, wanted: ClusterTrustBundleProjection, mode: int) -> Contents:
         anchors = trust_anchors(wanted, await self.objects.trust_bundles(self.pod))
-        return Contents({wanted.path: self._own(anchors, mode)})
+        return Contents({wanted.path: self._projected_file(anchors, mode)})
 
-    def _own(self, data: bytes, mode: int) -> PublishedFile:
-        """Restrict the mode for one reading group or user, unless the volume's default mode says
-        otherwise.
+    def _projected_file(self, data: bytes, mode: int) -> PublishedFile:
+        """Return a file of a token or trust bundle: mode 0600 if one user or the fsGroup reads it, else
+        `mode`.
         """
         context, user = self.pod.spec.security_context, only_user(self.pod)
         if user is not None or (context is not None and context.fs_group is not None):
@@ -158,12 +160,12 @@ class ContentSource(msgspec.Struct, frozen=True):
         return files
 
 
-def chosen_files(
-    data: Mapping[str, bytes], items: list[KeyToPath] | None, mode: int, optional: bool, words: str
+def selected_files(
+    data: Mapping[str, bytes], items: list[KeyToPath] | None, mode: int, optional: bool, message: str
 ) -> Files:
     """Return all keys as files, or `items` if there are any.
 
-    Raises `InvalidInput`, beginning with `words`, for a missing key that is not optional.
+    Raises `InvalidInput`, beginning with `message`, for a missing key that is not optional.
     """
     if not items:
         return {key: PublishedFile(value, mode) for key, value in data.items()}
@@ -173,7 +175,7 @@ def chosen_files(
         if value is not None:
             files[item.path] = PublishedFile(value, mode if item.mode is None else item.mode)
         elif not optional:
-            raise InvalidInput(f"{words}: {item.key}")
+            raise InvalidInput(f"{message}: {item.key}")
     return files
 
 

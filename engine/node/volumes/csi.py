@@ -45,7 +45,7 @@ from engine.csi.volume import (
 from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
-from engine.node.volumes.mounted_volumes import MadeVolume
+from engine.node.volumes.mounted_volumes import MountedVolume
 from engine.node.volumes.refusals import (
     SET_UP,
     SET_UP_DEVICE,
@@ -87,7 +87,7 @@ class CsiVolumes:
 
     async def set_up(
         self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
-    ) -> MadeVolume:
+    ) -> MountedVolume:
         """Set up a volume. `left` is set when nobody waits any longer. Raises `VolumeRefused`."""
         wanted = _wanted(pod, volume, bound)
         making, publishing = _doing(wanted)
@@ -128,16 +128,16 @@ class CsiVolumes:
             self._again.setdefault(pod.uid, set()).add(volume.name)
         relabel = not wanted.label and not wanted.read_only and not wanted.block
         if bound is None or not bound.claim.metadata.name:
-            return MadeVolume(path, bound, relabel)
+            return MountedVolume(path, bound, relabel)
         expand = partial(self._expand, wanted, path)
-        return MadeVolume(path, bound, relabel, expand, grows=able.expands)
+        return MountedVolume(path, bound, relabel, expand, online_expansion=able.expands)
 
     def key(self, pod: Pod, volume: Volume, bound: BoundVolume | None) -> tuple[str, str]:
         """Return driver and handle of a volume."""
         wanted = _wanted(pod, volume, bound)
         return wanted.driver, wanted.handle
 
-    def to_publish_again(self, uid: str) -> set[str]:
+    def volumes_to_republish(self, uid: str) -> set[str]:
         """Return the names of a pod's volumes whose drivers want periodic NodePublishVolume calls."""
         return self._again.get(uid, set())
 
@@ -209,7 +209,7 @@ class CsiVolumes:
 
     async def _attached(self, wanted: CsiVolume) -> Mapping[str, str]:
         """Return the publish context of the attachment to this node."""
-        await self._attachments.attached(paths.unique_name(wanted.driver, wanted.handle))
+        await self._attachments.wait_until_attached(paths.unique_name(wanted.driver, wanted.handle))
         name = paths.attachment_name(wanted.handle, wanted.driver, self._node)
         try:
             found = await self._objects.volume_attachment(name)

@@ -15,7 +15,7 @@ from engine.host.node_context import NodeContext
 from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
-from engine.node.volumes.mounted_volumes import MadeVolume
+from engine.node.volumes.mounted_volumes import MountedVolume
 
 if TYPE_CHECKING:
     from engine.csi.drivers import CsiDrivers
@@ -90,13 +90,13 @@ class CsiStorage:
 
     async def set_up(
         self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
-    ) -> MadeVolume:
+    ) -> MountedVolume:
         """Set up a volume. `left` is set when nobody waits any longer. Raises `VolumeRefused`."""
         return await self._parts.volumes.set_up(pod, volume, bound, left)
 
-    def to_publish_again(self, uid: str) -> set[str]:
+    def volumes_to_republish(self, uid: str) -> set[str]:
         """Return the names of a pod's volumes whose drivers want periodic NodePublishVolume calls."""
-        return self._parts.volumes.to_publish_again(uid) if self._loaded else set()
+        return self._parts.volumes.volumes_to_republish(uid) if self._loaded else set()
 
     async def usage(
         self, volumes: Mapping[Path, tuple[Pod, Volume, BoundVolume | None]]

@@ -49,7 +49,7 @@ def set_up(
         return path
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
-    # Past the umask: containers may run as any user.
+    # mkdir() applies the umask, chmod() does not: containers may run as any user.
     path.chmod(0o777)
     if not mounted:
         _mount(path, volume, pod, allocatable)
@@ -61,8 +61,8 @@ def set_up(
     with opened(pod_directory) as top:
         os.close(make_directories(top, str(ready.parent.relative_to(pod_directory)), 0o750))
     if volume.medium == "":
-        projects.give(pod, path, project_record(path))
-    # Last: a volume that a crash left half made is made again.
+        projects.assign(pod, path, project_record(path))
+    # Created last, so that a volume that is incomplete after a crash is set up again.
     ready.touch(mode=0o644)
     return path
 
@@ -75,7 +75,7 @@ def _mount(path: Path, volume: EmptyDirVolume, pod: Pod, allocatable: Mapping[st
 
 
 def mount_memory(path: Path, size: int) -> None:
-    """Mount a tmpfs, without swap if the kernel supports that; 0 bytes mean the kernel's default size."""
+    """Mount a tmpfs, without swap if the kernel supports that. With `size` 0 the kernel's default applies."""
     options = [f"size={size}"] if size else []
     try:
         mount_filesystem("tmpfs", path, ",".join([*options, "noswap"]))
@@ -88,7 +88,7 @@ def mount_memory(path: Path, size: int) -> None:
 def memory_size(limit: Quantity | None, pod: Pod, allocatable: Quantity | None) -> int:
     """Return the size of a `Memory` volume: the least of its limit, the pod's memory limit and allocatable.
 
-    Returns 0 if none is known; the kernel then takes half of its memory.
+    Returns 0 if none is known: the kernel's default is half of the memory.
     """
     bounds = [allocatable, limit]
     if limits_declared(pod)[1]:

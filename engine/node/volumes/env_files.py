@@ -1,5 +1,5 @@
-"""Reads files of variables that containers wrote to the pod's volumes: once, bounded, and inside
-of the volume.
+"""Reads environment files (`fileKeyRef`) that containers wrote to the pod's volumes. A file is read once, is
+bounded in size, and must be inside its volume.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = logging.getLogger("kubengine.volumes")
 
 
 def env_files(container: Container, volumes: Mapping[str, Path]) -> dict[tuple[str, str], EnvFile]:
-    """Return the files that a container's variables name, by volume and path; `volumes` are the pod's by
-    name.
+    """Return the files that a container's variables refer to, by volume name and path; `volumes` maps the
+    names of the pod's volumes to host paths.
 
     The reason why a file cannot be read is only logged, because it could reveal facts about the host.
     """
@@ -44,9 +44,7 @@ def env_files(container: Container, volumes: Mapping[str, Path]) -> dict[tuple[s
 
 
 def _read(volume: Path, path: str) -> bytes:
-    """Read a file; links are followed inside of the volume only. Raises `Refused` or `OSError`
-    naming the path.
-    """
+    """Read a file, following links only inside the volume. Raises `Refused` or `OSError` naming the path."""
     with opened(volume) as root:
         handle = open_in_root(root, path, HANDLE)
         try:

@@ -1,4 +1,4 @@
-"""Expands the file systems of volumes that have become larger, at mount and while pods use them.
+"""Expands volumes on the node after their PersistentVolumes have grown, at mount and while pods use them.
 
 The claim's status records the progress. Source: kubelet v1.36 (`pkg/volume/util/operationexecutor`).
 """
@@ -30,31 +30,29 @@ from engine.csi.expansion import (
 )
 from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.claims import BoundVolume
-from engine.node.volumes.mounted_volumes import Expand, MadeVolume
+from engine.node.volumes.mounted_volumes import Expand, MountedVolume
 from engine.node.volumes.refusals import ExpansionFailed, refusing
 
 AT_MOUNT: Final = "MountVolume.Setup failed while expanding volume"
 AT_MAP: Final = "MapVolume.MarkVolumeAsMounted failed while expanding volume"
-MEANWHILE: Final = "NodeExpandVolume.NodeExpandVolume failed"
+ONLINE: Final = "NodeExpandVolume.NodeExpandVolume failed"
 SUCCEEDED, IMPOSSIBLE = "FileSystemResizeSuccessful", "FileSystemResizeFailed"
 
 log = logging.getLogger("kubengine.volumes")
 
 
 class _Mounted(msgspec.Struct, frozen=True):
-    """Hold the volume of one pod."""
+    """Hold a volume as one pod uses it."""
 
     pod: Pod
     bound: BoundVolume
     expand: Expand
-    grows: bool
+    online_expansion: bool
     read_only: bool
 
 
-class _Known(msgspec.Struct):
-    """Hold what the node knows about a volume while pods use it: its `size` here, and the result of an
-    attempt.
-    """
+class _ExpansionState(msgspec.Struct):
+    """Hold the state of a volume in use: its `size` on this node, and the result of the last attempt."""
 
     size: Quantity
     pods: dict[str, _Mounted] = msgspec.field(default_factory=dict)
@@ -77,73 +75,73 @@ class VolumeExpander:
         self._objects = objects
         self._recorder = recorder
         self._clock = clock
-        self._known: dict[str, _Known] = {}
+        self._states: dict[str, _ExpansionState] = {}
 
-    async def at_mount(self, pod: Pod, made: MadeVolume, *, read_only: bool) -> None:
+    async def expand_at_mount(self, pod: Pod, volume: MountedVolume, *, read_only: bool) -> None:
         """Expand a volume before a pod uses it; the pod may use it `read_only`. Raises `VolumeRefused`."""
-        bound, expand = made.bound, made.expand
+        bound, expand = volume.bound, volume.expand
         if bound is None or expand is None:
             return
-        mounted = _Mounted(pod, bound, expand, made.grows, read_only)
-        known = self._known.setdefault(bound.name, _Known(size_of(bound.claim.status.capacity)))
-        known.pods[pod.uid] = mounted
+        mounted = _Mounted(pod, bound, expand, volume.online_expansion, read_only)
+        state = self._states.setdefault(bound.name, _ExpansionState(size_of(bound.claim.status.capacity)))
+        state.pods[pod.uid] = mounted
         if size_of(bound.claim.status.capacity) < size_of(bound.spec.capacity):
             with refusing(bound.name, AT_MAP if bound.block else AT_MOUNT):
-                await self._grow(mounted, known)
+                await self._expand(mounted, state)
 
-    def may_grow(self, uid: str) -> set[str]:
+    def expandable_claims(self, uid: str) -> set[str]:
         """Return the claims of a pod whose volumes may be expanded while it runs."""
         return {
             mounted.bound.claim.metadata.name
-            for known in self._known.values()
-            if (mounted := known.pods.get(uid)) is not None
-            and mounted.grows
+            for state in self._states.values()
+            if (mounted := state.pods.get(uid)) is not None
+            and mounted.online_expansion
             and not mounted.read_only
-            and not known.refused
+            and not state.refused
         }
 
-    async def meanwhile(self, uid: str, bound: BoundVolume) -> None:
+    async def expand_online(self, uid: str, bound: BoundVolume) -> None:
         """Expand a volume that is in use. Raises `VolumeRefused`."""
-        known = self._known.get(bound.name)
-        mounted = known.pods.get(uid) if known is not None else None
-        if known is not None and mounted is not None and ZERO < known.size < size_of(bound.spec.capacity):
-            with refusing(bound.name, MEANWHILE):
-                await self._grow(replace(mounted, bound=bound), known)
+        state = self._states.get(bound.name)
+        mounted = state.pods.get(uid) if state is not None else None
+        if state is not None and mounted is not None and ZERO < state.size < size_of(bound.spec.capacity):
+            with refusing(bound.name, ONLINE):
+                await self._expand(replace(mounted, bound=bound), state)
 
     def forget(self, uid: str) -> None:
         """Forget a pod that no longer has volumes."""
-        for name in [name for name, known in self._known.items() if uid in known.pods]:
-            del self._known[name].pods[uid]
-            if not self._known[name].pods:
-                del self._known[name]
+        for name in [name for name, state in self._states.items() if uid in state.pods]:
+            del self._states[name].pods[uid]
+            if not self._states[name].pods:
+                del self._states[name]
 
-    async def _grow(self, mounted: _Mounted, known: _Known) -> None:
+    async def _expand(self, mounted: _Mounted, state: _ExpansionState) -> None:
         """Expand the file system. Raises `Refused`."""
-        # One at a time on a node, as drivers expect: the pods of one claim share the volume.
-        async with known.lock:
+        # Serialized, as drivers expect: the pods of one claim share the volume.
+        async with state.lock:
             wanted = size_of(mounted.bound.spec.capacity)
-            if known.size >= wanted:
+            if state.size >= wanted:
                 return
             claim = await self._claim(mounted)
             if mounted.read_only:
                 text = "MountVolume.NodeExpandVolume failed for volume"
                 message = f'{text} "{mounted.bound.name}" requested read-only file system'
                 self._report(mounted, claim, WARNING, IMPOSSIBLE, message)
-                known.size = wanted
+                state.size = wanted
                 return
             step = growth(claim, wanted)
             if step is None:
                 if is_recorded(claim, wanted):
-                    known.size = wanted
+                    state.size = wanted
                 return
             if step.tracked and not step.recorded:
                 claim = await self._patch(mounted, claim, begun(claim))
-            if await self._expanded(mounted, claim, step, known):
+            if await self._call_driver(mounted, claim, step, state):
                 await self._finish(mounted, claim, step)
-            # FAILED_PRECONDITION: the driver expands it only while no pod uses it, so asking again is
+            # A driver with FAILED_PRECONDITION expands the volume only while no pod uses it: a retry is
             # useless.
-            if not known.refused:
-                known.size = max(known.size, step.size)
+            if not state.refused:
+                state.size = max(state.size, step.size)
 
     async def _claim(self, mounted: _Mounted) -> PersistentVolumeClaim:
         try:
@@ -151,21 +149,19 @@ class VolumeExpander:
         except Refused as error:
             raise Refused(f"mountVolume.NodeExpandVolume get PVC failed : {error.message}") from error
 
-    async def _expanded(
-        self, mounted: _Mounted, claim: PersistentVolumeClaim, step: Growth, known: _Known
+    async def _call_driver(
+        self, mounted: _Mounted, claim: PersistentVolumeClaim, step: Growth, state: _ExpansionState
     ) -> bool:
-        """Tell whether the volume is larger now; false if that is impossible for good. Raises
-        `Refused`.
-        """
+        """Call the driver; return False if the volume cannot be expanded at all. Raises `Refused`."""
         try:
             await mounted.expand(mounted.bound, step.size.value)
         except ExpansionFailed as error:
             if error.unsupported and (step.recorded or not step.tracked):
                 return False
-            known.refused = error.in_use
+            state.refused = error.in_use
             if error.final and step.tracked:
-                await self._fail(mounted, claim, step, known, error)
-            if known.refused:
+                await self._fail(mounted, claim, step, state, error)
+            if state.refused:
                 log.error("volume %s was not expanded: %s", mounted.bound.name, error)
                 return False
             raise
@@ -176,14 +172,14 @@ class VolumeExpander:
         mounted: _Mounted,
         claim: PersistentVolumeClaim,
         step: Growth,
-        known: _Known,
+        state: _ExpansionState,
         error: ExpansionFailed,
     ) -> None:
-        """Report the failure in the claim; a repeated failure with another size goes back to the
-        controller.
+        """Record the failure in the claim. If expansion fails again and the claim requests another size by
+        now, the volume is marked infeasible, so that the controller takes over.
         """
-        infeasible = error.infeasible or (known.failed and is_other_than_wanted(claim, step.size))
-        known.failed = True
+        infeasible = error.infeasible or (state.failed and is_other_than_wanted(claim, step.size))
+        state.failed = True
         try:
             patch = failed(claim, str(error), self._clock(), infeasible=infeasible)
             await self._patch(mounted, claim, patch)

@@ -1,4 +1,4 @@
-"""Volumes that are images: the part of one that a container mounts, and runtimes too old for them."""
+"""Checks whether the runtime supports image volumes, and subPaths in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.api.errors import Refused
 MOUNTS: Final = "image volumes"
 SUB_PATHS: Final = "a subPath in an image volume"
 _SINCE: Final = {MOUNTS: (2, 1), SUB_PATHS: (2, 2)}
-"""The first versions of containerd that support it; CRI does not report whether a runtime does."""
+"""The first versions of containerd that support each feature, which CRI does not report."""
 
 
 def check_sub_path(sub_path: str, runtime: str, version: str) -> None:
@@ -19,12 +19,12 @@ def check_sub_path(sub_path: str, runtime: str, version: str) -> None:
         raise Refused(f"{why}, which would mount the whole image")
 
 
-def too_old(what: str, runtime: str, version: str) -> str:
-    """Return why a runtime does not support it, '' if it does or if that is unknown. `version` is the
-    runtime's own.
+def too_old(feature: str, runtime: str, version: str) -> str:
+    """Return why the runtime does not support `feature`; '' if it does, or if that is unknown. `version` is
+    the runtime's.
     """
     numbers = re.match(r"v?([0-9]+)\.([0-9]+)", version)
-    least = _SINCE[what]
+    least = _SINCE[feature]
     if runtime != "containerd" or numbers is None or (int(numbers[1]), int(numbers[2])) >= least:
         return ""
-    return f"containerd {least[0]}.{least[1]} or later is needed for {what}, and this is {version}"
+    return f"containerd {least[0]}.{least[1]} or later is needed for {feature}, and this is {version}"

@@ -17,7 +17,7 @@ from engine.host.tasks import Tasks
 from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume, in_tree_source, is_read_only, volume_name
-from engine.node.volumes.mounted_volumes import MadeVolume
+from engine.node.volumes.mounted_volumes import MountedVolume
 from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, refusing
 
 if TYPE_CHECKING:
@@ -82,13 +82,13 @@ class InTreeStorage:
 
     async def set_up(
         self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
-    ) -> MadeVolume:
+    ) -> MountedVolume:
         """Set up a volume. `left` is set when nobody waits any longer. Raises `VolumeRefused`."""
         source, name = in_tree_source(volume, bound), volume_name(volume, bound)
         if isinstance(source, NFSVolume):
             options = [*_options(bound), *(["ro"] if _read_only(volume, bound) else ())]
             with refusing(name):
-                return MadeVolume(await self._nfs.set_up(pod.uid, name, source, options), bound)
+                return MountedVolume(await self._nfs.set_up(pod.uid, name, source, options), bound)
         if isinstance(source, FCVolume):
             from engine.intree import fc_disk
 
@@ -112,7 +112,7 @@ class InTreeStorage:
         source: ISCSIVolume | FCVolume,
         attaching: tuple[DiskVolumes[Disk], Disk, str],
         left: asyncio.Event,
-    ) -> MadeVolume:
+    ) -> MountedVolume:
         """Set up the volume of a disk; `attaching` is its plugin, the disk, and its name in the status."""
         name, (plugin, disk, listed) = volume_name(volume, bound), attaching
         block = bound is not None and bound.block
@@ -125,12 +125,12 @@ class InTreeStorage:
             device = await plugin.attach(disk, access)
         if block:
             with refusing(name, SET_UP_DEVICE):
-                return MadeVolume(await plugin.link_for_pod(pod.uid, name, device), bound)
+                return MountedVolume(await plugin.link_for_pod(pod.uid, name, device), bound)
         with refusing(name, MOUNT_DEVICE):
             directory = await plugin.mount_for_all(disk, device, access)
         with refusing(name, SET_UP):
             path = await plugin.mount_for_pod(pod.uid, name, directory, access)
-        return MadeVolume(path, bound, relabel=not access.label and not access.read_only)
+        return MountedVolume(path, bound, relabel=not access.label and not access.read_only)
 
     async def withdraw(self, uid: str) -> None:
         """Remove all of a pod's volumes; unused disks are detached in the background. Raises `Refused`."""
@@ -158,7 +158,7 @@ class InTreeStorage:
         self._attached.setdefault(uid, set()).add(name)
         attachments.use(name, uid)
         leaving = asyncio.ensure_future(left.wait())
-        attached = asyncio.ensure_future(attachments.attached(name))
+        attached = asyncio.ensure_future(attachments.wait_until_attached(name))
         both: set[asyncio.Future[Any]] = {leaving, attached}
         try:
             await asyncio.wait(both, timeout=ATTACH_SECONDS, return_when=asyncio.FIRST_COMPLETED)

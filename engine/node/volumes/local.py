@@ -21,7 +21,7 @@ def set_up(
     policy: str | None,
     options: Collection[str],
 ) -> Path:
-    """Mount the directory for the pod and return where.
+    """Mount the directory for the pod and return the mount point.
 
     The directory tree is given to `group` (fsGroup), unless another pod uses it, it already belongs to the
     group under the policy OnRootMismatch, or the pod may only read. The path belongs to the owner of the
@@ -31,7 +31,7 @@ def set_up(
     if not is_mount(target):
         shares = group is not None and "ro" not in options and not users(pod_directory.parent, name)
         _bind(directory, target, group if shares else None, policy)
-    # Also of a mount that is there: a crash may have come between the two calls.
+    # Also for an existing mount: the agent may have crashed between the two calls.
     restrict(target, options)
     return target
 

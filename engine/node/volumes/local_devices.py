@@ -1,7 +1,7 @@
-"""Manages local persistent volumes: which pods use them, and file systems on block devices, mounted once.
+"""Manages local persistent volumes: which pods use them, and the mounts of those on block devices.
 
-As in a kubelet, `<root>/plugins/kubernetes.io/local-volume/mounts/<volume>` is the mount from which pods get
-bind mounts. It stays while one of those exists.
+As in a kubelet, a device is mounted once, at `<root>/plugins/kubernetes.io/local-volume/mounts/<volume>`, and
+pods get bind mounts of it. It stays mounted while a bind mount exists.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ class LocalDevices:
         self._pods = pods_directory(root)
         self._users: defaultdict[str, set[str]] = defaultdict(set)
         self._mismatches: dict[str, str] = {}
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def take(self, uid: str, bound: BoundVolume) -> None:
+    async def reserve(self, uid: str, bound: BoundVolume) -> None:
         """Reserve a volume for a pod. Raises `VolumeRefused` if only one pod may use it and another does."""
         name = bound.name
         if bound.for_one_pod:
             kind = block_device if bound.block else local
-            shown = await asyncio.to_thread(kind.users, self._pods, name)
+            mounted = await asyncio.to_thread(kind.users, self._pods, name)
             with refusing(name, SET_UP_DEVICE if bound.block else SET_UP):
-                if (shown | self._users[name]) - {uid}:
+                if (mounted | self._users[name]) - {uid}:
                     raise Refused(TAKEN)
         self._users[name].add(uid)
 
     async def set_up(self, uid: str, bound: BoundVolume, volume: LocalVolume, options: Sequence[str]) -> Path:
-        """Return the directory to mount for a pod that reserved the volume: its own, or that of its file
-        system.
+        """Return the directory to mount for a pod that reserved the volume: the volume's path, or for a block
+        device the mount point of its file system.
 
         Raises `VolumeRefused`.
         """
@@ -73,7 +73,7 @@ class LocalDevices:
         from engine.host.formatting import DEFAULT_KIND, FilesystemMismatch, format_and_mount
 
         target, kind = self._mounts / name, volume.fs_type or DEFAULT_KIND
-        async with self._turn(name):
+        async with self._lock(name):
             with refusing(name, MOUNT_DEVICE):
                 if await asyncio.to_thread(is_mount, target):
                     return target
@@ -82,7 +82,7 @@ class LocalDevices:
                     await format_and_mount(Path(volume.path), target, kind, options)
                 except BaseException as error:
                     self._users[name].discard(uid)
-                    await self._try_to_take_away(name)
+                    await self._try_unmount(name)
                     if not isinstance(error, Refused):
                         raise
                     about = f"local: failed to mount device {volume.path} at {target} (fstype: {kind}), error"
@@ -101,7 +101,7 @@ class LocalDevices:
                 return
             from engine.host.formatting import grow_file_system
 
-            async with self._turn(bound.name):
+            async with self._lock(bound.name):
                 await grow_file_system(Path(bound.source.path), self._mounts / bound.name)
         except (KubengineError, OSError) as error:
             raise ExpansionFailed(str(error)) from error
@@ -115,13 +115,13 @@ class LocalDevices:
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Unmount what no pod uses; failures are tried again later."""
+        """Unmount the volumes that no pod uses. Failures are logged; the next call tries again."""
         if not self._mounts.exists():
             return
         for name in await asyncio.to_thread(os.listdir, self._mounts):
-            async with self._turn(name):
+            async with self._lock(name):
                 if not self._users.get(name):
-                    await self._try_to_take_away(name)
+                    await self._try_unmount(name)
 
     def _report_mismatch(self, bound: BoundVolume, error: Exception) -> None:
         """Emit the event about a wrong file system, once while it stays the same."""
@@ -130,22 +130,22 @@ class LocalDevices:
             self._mismatches[bound.name] = text
             self._recorder.volume(bound.metadata, WARNING, MISMATCH, text)
 
-    async def _try_to_take_away(self, name: str) -> None:
+    async def _try_unmount(self, name: str) -> None:
         try:
-            await asyncio.to_thread(self._take_away, name)
+            await asyncio.to_thread(self._unmount, name)
         except OSError as error:
             log.warning("%s cannot be removed: %s", self._mounts / name, error.strerror)
 
-    def _take_away(self, name: str) -> None:
+    def _unmount(self, name: str) -> None:
         """Unmount, unless a pod still uses the volume since an earlier agent. Raises `OSError`."""
-        # Asked of the mounts: `_users` does not know the pods of an earlier agent.
+        # Read from the mounts, since `_users` lacks the pods of an earlier agent.
         if local.users(self._pods, name):
             return
         with opened_parent(self._mounts / name, self._root) as (parent, entry):
             clear_mount(parent, entry)
 
-    def _turn(self, name: str) -> asyncio.Lock:
-        return self._turns.setdefault(name, asyncio.Lock())
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
 
 
 def _is_device(volume: LocalVolume) -> bool:

@@ -1,4 +1,4 @@
-"""Describes a volume that a pod has."""
+"""Describes a volume that is set up for a pod."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ Expand = Callable[[BoundVolume, int], Awaitable[None]]
 """Expands the volume to a number of bytes. Raises `ExpansionFailed`, or `Refused` before that."""
 
 
-class MadeVolume(msgspec.Struct, frozen=True):
-    """Describe a volume that is set up: its path on the host, and what its claim is bound to.
+class MountedVolume(msgspec.Struct, frozen=True):
+    """Hold the host path of a volume, and the persistent volume that its claim is bound to.
 
-    `relabel` lets the runtime give the files the SELinux label of the containers that use them. `expand` is
-    None if the volume needs no action after it became larger; `grows` allows expansion while pods use it.
+    With `relabel`, the runtime labels the files with the SELinux label of the containers that use them.
+    `expand` is None if the node has nothing to do after the volume grew. `online_expansion` allows expansion
+    while pods use the volume.
     """
 
     path: Path
     bound: BoundVolume | None = None
     relabel: bool = False
     expand: Expand | None = None
-    grows: bool = False
+    online_expansion: bool = False

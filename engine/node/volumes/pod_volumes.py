@@ -27,7 +27,7 @@ from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.claims import (
     BoundVolume,
     in_tree_source,
-    is_of_driver,
+    is_csi_volume,
     mount_options,
     volume_name,
 )
@@ -36,7 +36,7 @@ from engine.node.volumes.project_ids import NONE, ProjectIds
 from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, refusing
 from engine.node.volumes.volume_counts import Durations, mounting, plugin_name
 
-Given = Contents | BoundVolume
+VolumeSource = Contents | BoundVolume
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _KINDS = {
@@ -53,8 +53,8 @@ _KINDS = {
 class PodVolumes:
     """Set up and remove the volumes of one node's pods.
 
-    `project_quotas` selects the emptyDirs that the kernel counts (`ProjectIds`), `selinux` is the machine's
-    state of SELinux.
+    `project_quotas` selects the emptyDirs with a project quota (`ProjectIds`), `selinux` is the machine's
+    SELinux state.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class PodVolumes:
     def set_up(
         self,
         pod: Pod,
-        given: Mapping[str, Given],
+        sources: Mapping[str, VolumeSource],
         *,
         allocatable: Mapping[str, Quantity],
         durations: Durations | None = None,
     ) -> dict[str, Path]:
-        """Create the volumes that containers use, except images, NFS, iSCSI and those of storage drivers;
-        existing ones are kept.
+        """Create the volumes that containers use, except CSI, image, NFS, iSCSI and Fibre Channel volumes;
+        existing ones stay.
 
-        Returns name → host path. `given` has by name what is not in the pod itself: contents of the agent's
-        volumes, and what claims are bound to. The time that each takes is added to `durations`. Raises
-        `VolumeRefused` naming the volume.
+        Returns name → host path. `sources` has, by volume name, the contents of configMap, secret,
+        downwardAPI and projected volumes, and the persistent volumes of claims. The duration of each setup is
+        added to `durations`. Raises `VolumeRefused` naming the volume.
         """
         directory = self.pod_directory(pod.uid)
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -99,14 +99,14 @@ class PodVolumes:
             # The kubelet's layout: other programs, such as backup and monitoring agents, expect these three.
             (directory / name).mkdir(mode=0o750, exist_ok=True)
         paths = {}
-        noted = durations or Durations()
+        recorded = durations or Durations()
         for volume in used_volumes(pod):
-            bound = given.get(volume.name)
-            if is_of_driver(volume, bound) or in_tree_source(volume, bound) is not None:
+            bound = sources.get(volume.name)
+            if is_csi_volume(volume, bound) or in_tree_source(volume, bound) is not None:
                 continue
             block = isinstance(bound, BoundVolume) and bound.block
             failure = refusing(volume_name(volume, bound), SET_UP_DEVICE if block else SET_UP)
-            with failure, noted.of(plugin_name(volume, bound), mounting(bound)):
+            with failure, recorded.of(plugin_name(volume, bound), mounting(bound)):
                 paths[volume.name] = self._set_up(pod, volume, bound, allocatable)
         return paths
 
@@ -129,7 +129,7 @@ class PodVolumes:
         self,
         pod: Pod,
         volume: Volume,
-        given: Given | None,
+        source: VolumeSource | None,
         allocatable: Mapping[str, Quantity],
     ) -> Path:
         directory, group = self.pod_directory(pod.uid), fs_group(pod)
@@ -139,21 +139,21 @@ class PodVolumes:
             return empty_dir.set_up(
                 directory, volume.name, volume.empty_dir, pod, group, allocatable, self._projects
             )
-        if isinstance(given, Contents):
-            return self.write(pod, volume, given, allocatable)
-        if given is None:
+        if isinstance(source, Contents):
+            return self.write(pod, volume, source, allocatable)
+        if source is None:
             raise Refused("unknown volume source")
-        if isinstance(given.source, HostPathVolume):
-            return _check_host_path(given.source)
-        if not isinstance(given.source, LocalVolume):
+        if isinstance(source.source, HostPathVolume):
+            return _check_host_path(source.source)
+        if not isinstance(source.source, LocalVolume):
             raise Refused("its CSI driver must create it")
-        if given.block:
-            return block_device.set_up(directory, given.name, given.source)
+        if source.block:
+            return block_device.set_up(directory, source.name, source.source)
         context = pod.spec.security_context
         policy = context.fs_group_change_policy if context is not None else None
-        assert given.directory is not None
-        options = mount_options(volume, given)
-        return local.set_up(directory, given.name, given.directory, group, policy, options)
+        assert source.directory is not None
+        options = mount_options(volume, source)
+        return local.set_up(directory, source.name, source.directory, group, policy, options)
 
     def tear_down(self, uid: str) -> None:
         """Unmount and remove everything that a pod has on disk. Raises `Refused` naming the path."""
@@ -161,7 +161,9 @@ class PodVolumes:
         _remove(self.pod_directory(uid))
 
     def remove_sub_paths(self, uid: str) -> None:
-        """Unmount and remove the subPath mounts that hold these volumes. Raises `Refused` naming the path."""
+        """Unmount and remove the subPath mounts, which keep the volumes busy. Raises `Refused` naming the
+        path.
+        """
         _remove(self.pod_directory(uid) / sub_path.DIRECTORY)
 
     def remove_volumes(self, uid: str) -> None:
@@ -175,13 +177,13 @@ class PodVolumes:
     def _remove_devices(self, uid: str) -> None:
         directory = self.pod_directory(uid)
         with _refused("release block devices", directory):
-            block_device.forget_kubelets_part(self._pods, uid)
+            block_device.remove_kubelet_mounts(self._pods, uid)
         _remove(directory / block_device.DIRECTORY)
 
 
 def _remove(directory: Path) -> None:
     """Remove a tree. The mount table is searched only on failure: few pods have mounts, and the table lists
-    all.
+    the mounts of the whole host.
     """
     with suppress(OSError):
         remove_tree(directory)
@@ -212,15 +214,16 @@ def used_volumes(pod: Pod) -> list[Volume]:
 
 
 def has_own_volumes_only(pod: Pod) -> bool:
-    """Tell whether the agent makes every volume of the pod: none has files of a server, which may be gone."""
+    """Tell whether the agent creates every volume of the pod, so that none depends on a file server."""
     return all(v.empty_dir is not None or is_agent_written(v) for v in used_volumes(pod))
 
 
 async def in_thread(
     pod: Pod | None, work: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
 ) -> _Result:
-    """Work on the volumes of a pod, if it is known, in a thread: one of its own if a file server may hold it,
-    or a large volume keep it busy.
+    """Run `work` on a pod's volumes in a thread. The thread is a new one, not from the shared pool, unless
+    the pod is known and the agent creates all its volumes: a dead file server or a large volume may block it
+    for long.
     """
     run = asyncio.to_thread if pod is not None and has_own_volumes_only(pod) else to_own_thread
     return await run(work, *args, **kwargs)
@@ -232,7 +235,8 @@ def fs_group(pod: Pod) -> int | None:
 
 
 def _check_host_path(volume: HostPathVolume) -> Path:
-    """Create or check the path according to `type`; a relative path begins at `/`, as it does in a service.
+    """Create or check the path according to `type`. A relative path starts at `/`, the kubelet's working
+    directory as a service.
 
     Raises `Refused`, `InvalidInput` or `OSError`.
     """
@@ -249,7 +253,7 @@ def _check_host_path(volume: HostPathVolume) -> Path:
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
         found = _mode(path)
     elif found is None and volume.type == "FileOrCreate":
-        # O_NONBLOCK, since somebody may have put a FIFO there meanwhile.
+        # O_NONBLOCK: another process may have created a FIFO there, and open() would block on it.
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
         found = _mode(path)
     if found is None or not is_kind(found):

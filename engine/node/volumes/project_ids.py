@@ -33,60 +33,62 @@ log = logging.getLogger("kubengine.volumes")
 class ProjectIds:
     """Assign projects to volumes of pods below `pods`.
 
-    `whose` selects pods with a user namespace of their own, or all pods. Raises `InvalidInput` for other
+    `selection` selects pods with a user namespace of their own, or all pods. Raises `InvalidInput` for other
     values.
     """
 
     def __init__(
-        self, pods: Path, whose: str, registry: Registry, project_files: Iterable[Path] = PROJECT_FILES
+        self, pods: Path, selection: str, registry: Registry, project_files: Iterable[Path] = PROJECT_FILES
     ) -> None:
-        if whose not in (NONE, USER_NAMESPACES, ALL):
+        if selection not in (NONE, USER_NAMESPACES, ALL):
             raise InvalidInput(
-                f"expected {NONE}, {USER_NAMESPACES} or {ALL}, got {whose!r}",
+                f"expected {NONE}, {USER_NAMESPACES} or {ALL}, got {selection!r}",
                 subject="eviction.projectQuotas",
             )
-        self._pods, self._whose, self._project_files = pods, whose, project_files
+        self._pods, self._selection, self._project_files = pods, selection, project_files
         self._next = FIRST
         self._refused: set[int] = set()
-        self._given = registry.counter(
+        self._assigned = registry.counter(
             "kubengine_project_quota_volumes_total",
             "emptyDir volumes that should use a project quota, by whether the file system supports it.",
             ["result"],
         )
 
-    def give(self, pod: Pod, directory: Path, record: Path) -> None:
-        """Let the kernel count a new volume, if the file system supports it; if not, that is reported once.
+    def assign(self, pod: Pod, directory: Path, record: Path) -> None:
+        """Assign a project to a new volume, if the file system supports quotas; otherwise log that once.
 
         Raises `Refused` if the record cannot be written.
         """
-        if self._whose == NONE or (self._whose == USER_NAMESPACES and pod.spec.host_users is not False):
+        if self._selection == NONE or (
+            self._selection == USER_NAMESPACES and pod.spec.host_users is not False
+        ):
             return
         device = directory.stat().st_dev
         try:
             project = self._free(directory)
             project_quota.assign(directory, project)
         except OSError as error:
-            self._given.inc("impossible")
+            self._assigned.inc("impossible")
             if device not in self._refused:
                 self._refused.add(device)
                 log.warning("no project quotas, counting emptyDir volumes file by file: %s", error)
             return
         project_quota.keep_project(record, project)
-        self._given.inc("given")
+        self._assigned.inc("given")
 
     def _free(self, directory: Path) -> int:
-        """Return an unused id. Raises `OSError` if the kernel counts no projects."""
-        # Once: reading every record and both files for each volume would slow the starts down.
+        """Return an unused id. Raises `OSError` if the file system has no project quotas."""
+        # Read once: reading every record and both files for each volume would slow pod starts down.
         if self._next == FIRST:
-            self._next = next_free(self._taken(), FIRST)
-        # Somebody else may use an id that no file names: what the kernel counts is in use.
+            self._next = next_free(self._used_ids(), FIRST)
+        # An id that no file names may be in use all the same: it is if the kernel counts usage for it.
         while project_quota.counted(directory, self._next) != (0, 0):
             self._next += 1
         project, self._next = self._next, self._next + 1
         return project
 
-    def _taken(self) -> set[int]:
-        """Return the ids of existing volumes, and those that the host's owner has named."""
+    def _used_ids(self) -> set[int]:
+        """Return the ids of existing volumes, and those in /etc/projects and /etc/projid."""
         records = self._pods.glob(str(project_record(volume_path(Path("*"), EMPTY_DIR, "*"))))
         given = {project for path in records if (project := project_quota.kept_project(path)) is not None}
         words = [word for path in self._project_files for word in _text(path).replace(":", " ").split()]
@@ -94,7 +96,7 @@ class ProjectIds:
 
 
 def next_free(taken: set[int], first: int) -> int:
-    """Return the number after the largest that is taken from `first` on, or `first`."""
+    """Return the number after the largest one in `taken` that is at least `first`, or `first`."""
     return max((number for number in taken if first <= number < LAST), default=first - 1) + 1
 
 

@@ -14,7 +14,7 @@ TAKEN: Final = "volume uses the ReadWriteOncePod access mode and is already in u
 
 
 class VolumeRefused(Refused):
-    """Raised if a volume cannot be set up, or not yet; message and `reason` are those of the event."""
+    """Raised if a volume cannot be set up now; message and `reason` are those of the event."""
 
     def __init__(self, message: str, *, reason: str = "FailedMount", errno: int | None = None) -> None:
         self.reason = reason
@@ -45,8 +45,8 @@ class AttachLimitExceeded(VolumeRefused):
 class ExpansionFailed(Refused):
     """Raised if a volume was not expanded.
 
-    `final`: nothing is under way; `infeasible`: it cannot have that size; `in_use`: impossible while pods
-    use it; `unsupported`: nothing on this node can do it.
+    `final`: no operation is in progress; `infeasible`: the volume cannot have that size; `in_use`: pods use
+    the volume, which makes it impossible; `unsupported`: the driver cannot expand volumes on a node.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class ExpansionFailed(Refused):
 
 
 @contextmanager
-def refusing(volume: str, doing: str = SET_UP) -> Iterator[None]:
-    """Raise any failure with a volume as `VolumeRefused` naming the volume and the operation."""
+def refusing(volume: str, operation: str = SET_UP) -> Iterator[None]:
+    """Convert failures in the block to `VolumeRefused`, naming the volume and the operation."""
     try:
         yield
-    # An inner step has named the volume and itself already.
+    # An inner `refusing` has already named the volume and the operation.
     except VolumeRefused:
         raise
     except (KubengineError, OSError) as error:
-        reason = "FailedMapVolume" if doing.startswith("MapVolume") else "FailedMount"
-        text = f'{doing} for volume "{volume}" : {_words(error)}'
+        reason = "FailedMapVolume" if operation.startswith("MapVolume") else "FailedMount"
+        text = f'{operation} for volume "{volume}" : {_words(error)}'
         raise VolumeRefused(text, reason=reason, errno=getattr(error, "errno", None)) from error
 
 

@@ -29,7 +29,7 @@ MOST_LINKS: Final = 255
 log = logging.getLogger("kubengine.volumes")
 
 
-def wanted_part(mount: VolumeMount, environment: Mapping[str, str]) -> str:
+def expanded_sub_path(mount: VolumeMount, environment: Mapping[str, str]) -> str:
     """Return the subPath of a mount with `subPathExpr` expanded; '' for the whole volume.
 
     Raises `InvalidInput` for a path that leads outside, and for a variable without a value.
@@ -80,8 +80,8 @@ def mount_sub_path(
 
 
 def _open_part(top: int, volume: Path, sub_path: str) -> int:
-    """Open the part. Links that stay inside of the volume are followed, as by the kubelet: their target is
-    computed first and then opened without following links.
+    """Open the subPath. As in the kubelet, links that stay inside the volume are followed: their target is
+    computed first, and then opened without following links.
     """
     try:
         return _open_or_make(top, sub_path)
@@ -93,7 +93,7 @@ def _open_part(top: int, volume: Path, sub_path: str) -> int:
 
 
 def _real(path: Path) -> Path:
-    """Return the absolute path without links; parts that are missing stay.
+    """Return the absolute path with all links resolved; missing components stay.
 
     Raise OSError (ELOOP) after as many links as the kubelet follows: Python's own `realpath` has no such
     limit, or overflows the stack.

@@ -26,7 +26,7 @@ def trust_anchors(wanted: ClusterTrustBundleProjection, bundles: Mapping[str, Cl
     """Return the certificates as PEM; empty if there are none and the source is optional.
 
     `bundles` are the cluster's by name. Raises `NotFound` in the kubelet's words, and `InvalidInput` for a
-    source that names nothing.
+    source with neither a name nor a signer.
     """
     return _pem(_selected(wanted, bundles))
 

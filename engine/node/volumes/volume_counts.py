@@ -56,7 +56,7 @@ class Durations:
     """Record the durations of operations, from any thread."""
 
     def __init__(self) -> None:
-        self.noted: list[tuple[float, str, str, bool]] = []
+        self.recorded: list[tuple[float, str, str, bool]] = []
 
     @contextmanager
     def of(self, plugin: str, operation: str) -> Iterator[None]:
@@ -66,17 +66,17 @@ class Durations:
             yield
             done = True
         finally:
-            self.noted.append((time.monotonic() - began, plugin, operation, done))
+            self.recorded.append((time.monotonic() - began, plugin, operation, done))
 
 
 class PodVolumeCounts(Protocol):
-    """Count the volumes of one pod; `left` means that they are being removed."""
+    """Count the volumes of one pod; `removing` is true while they are being removed."""
 
     @property
-    def left(self) -> bool: ...
+    def removing(self) -> bool: ...
 
     def plugins(self) -> Iterable[tuple[str, bool]]:
-        """Return the plugin of each volume, and whether the pod has it."""
+        """Return the plugin of each volume, and whether the volume is mounted."""
         ...
 
 
@@ -84,7 +84,7 @@ class VolumeCounts:
     """Count the volumes of all pods."""
 
     def __init__(self, registry: Registry, pods: Callable[[], Iterable[PodVolumeCounts]]) -> None:
-        self._lasted = registry.histogram(
+        self._duration = registry.histogram(
             "storage_operation_duration_seconds",
             "Time taken to set up a volume, or to remove all volumes of a pod.",
             ["volume_plugin", "operation_name", "status", "migrated"],
@@ -94,9 +94,9 @@ class VolumeCounts:
         def volumes() -> Iterator[Sample]:
             counts: Counter[tuple[str, str]] = Counter()
             for pod in pods():
-                for plugin, here in pod.plugins():
-                    counts[plugin, ACTUAL] += here
-                    counts[plugin, DESIRED] += not pod.left
+                for plugin, is_mounted in pod.plugins():
+                    counts[plugin, ACTUAL] += is_mounted
+                    counts[plugin, DESIRED] += not pod.removing
             yield from sorted((labels, count) for labels, count in counts.items() if count)
 
         registry.collected(
@@ -109,12 +109,12 @@ class VolumeCounts:
 
     @contextmanager
     def timed(self) -> Iterator[Durations]:
-        """Record what happens in the block; it is counted in this thread when the block ends."""
+        """Yield a recorder for operations in any thread; this thread observes them when the block ends."""
         durations = Durations()
         try:
             yield durations
         finally:
-            # The registry is the event loop's; other threads only note.
-            for seconds, plugin, operation, done in durations.noted:
+            # The registry belongs to the event loop's thread; other threads only append to the list.
+            for seconds, plugin, operation, done in durations.recorded:
                 status = _SUCCESS if done else _FAILURE
-                self._lasted.observe(seconds, plugin, operation, status, "false")
+                self._duration.observe(seconds, plugin, operation, status, "false")

@@ -1,8 +1,8 @@
-"""Manages pods' volumes from setup to removal, and keeps their contents as the API has them.
+"""Manages pods' volumes from setup to removal, and updates their contents when API objects change.
 
-When an object, a label, an annotation or a token changes, the volume is written at once, by one task per pod
-that ends when nothing is left to write. Operations on the volumes of one pod are serialized: none is set up
-while, or after, they are removed.
+When an object, a label, an annotation or a token changes, one task per pod writes the volume at once. The
+task ends when no volume is stale. Operations on the volumes of one pod are serialized: none is set up while,
+or after, they are removed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from engine.node.volumes.claims import (
     claim_name,
     cloud_volume,
     in_tree_source,
-    is_of_cloud,
-    is_of_driver,
+    is_cloud_volume,
+    is_csi_volume,
     is_read_only,
     mount_options,
 )
@@ -45,8 +45,8 @@ from engine.node.volumes.contents import Contents, ContentSource
 from engine.node.volumes.csi_storage import CsiStorage
 from engine.node.volumes.intree_storage import InTreeStorage
 from engine.node.volumes.local_devices import LocalDevices
-from engine.node.volumes.mounted_volumes import MadeVolume
-from engine.node.volumes.pod_volumes import Given, PodVolumes, in_thread, used_volumes
+from engine.node.volumes.mounted_volumes import MountedVolume
+from engine.node.volumes.pod_volumes import PodVolumes, VolumeSource, in_thread, used_volumes
 from engine.node.volumes.refusals import UnprocessedVolume, VolumeRefused, refusing
 from engine.node.volumes.selinux_labels import is_relabelled, mount_label
 from engine.node.volumes.volume_counts import UNMOUNT, VolumeCounts, mounting, plugin_name
@@ -57,13 +57,13 @@ if TYPE_CHECKING:
 RETRIES: Final = RetryDelays(1.0, 120.0)
 PATIENCE_SECONDS: Final = 60.0
 REPUBLISH_SECONDS: Final = 60.0
-GROWTH_SECONDS: Final = 60.0
+EXPANSION_SECONDS: Final = 60.0
 
 log = logging.getLogger("kubengine.volumes")
 
 
-class ShownNode(msgspec.Struct, frozen=True):
-    """Hold what volumes show of the node, or match with it, as it is now."""
+class VolumeHost(msgspec.Struct, frozen=True):
+    """Return the node's current properties, as the kubelet's `VolumeHost` does for its volume plugins."""
 
     host_ips: Callable[[], tuple[str, ...]]
     node: Callable[[], Node]
@@ -81,19 +81,19 @@ class VolumeManager:
         csi: CsiStorage,
         local: LocalDevices,
         in_tree: InTreeStorage,
-        shown: ShownNode,
+        host: VolumeHost,
     ) -> None:
         self._volumes = volumes
         self._objects = objects
         self._csi = csi
         self._local = local
         self._in_tree = in_tree
-        self._shown = shown
+        self._host = host
         self._recorder = context.recorder
         self._clock, self._steady = context.clock, context.steady
-        self._working = context.tasks.passing("volumes")
-        self._kept: dict[str, _Kept] = {}
-        self._counts = VolumeCounts(context.registry, self._kept.values)
+        self._tasks = context.tasks.passing("volumes")
+        self._states: dict[str, _VolumeState] = {}
+        self._counts = VolumeCounts(context.registry, self._states.values)
         objects.on_change(self._changed)
 
     async def start(self) -> None:
@@ -105,69 +105,68 @@ class VolumeManager:
     def follow(self, pod: Pod) -> None:
         """Follow the objects that the pod refers to from now on."""
         self._objects.follow(pod)
-        kept = self._kept.get(pod.uid)
-        if kept is None or kept.left:
-            self._kept[pod.uid] = _Kept(pod)
+        state = self._states.get(pod.uid)
+        if state is None or state.removing:
+            self._states[pod.uid] = _VolumeState(pod)
         else:
-            kept.pod = pod
+            state.pod = pod
 
     async def set_up(self, pod: Pod) -> Mapping[str, Path]:
         """Set up the volumes; return name → host path. Raises `VolumeRefused` naming the volume.
 
-        If the caller gives up, the setup continues to its end.
+        If the caller is cancelled, the setup continues to its end.
         """
         self.follow(pod)
-        made: asyncio.Future[Mapping[str, Path]] = asyncio.get_running_loop().create_future()
-        # A task of its own: a caller that is cancelled halfway must not leave a driver's call without its
-        # end.
-        self._working.start(self._set_up(self._kept[pod.uid], made), f"of {pod.full_name}")
-        return await made
+        result: asyncio.Future[Mapping[str, Path]] = asyncio.get_running_loop().create_future()
+        # A separate task: cancelling the caller must not cancel a driver's call halfway.
+        self._tasks.start(self._set_up(self._states[pod.uid], result), f"of {pod.full_name}")
+        return await result
 
-    def made(self, uid: str) -> Mapping[str, MadeVolume]:
-        """Return the volumes that a pod has by now, by name."""
-        kept = self._kept.get(uid)
-        return {} if kept is None or kept.left else kept.made
+    def mounted_volumes(self, uid: str) -> Mapping[str, MountedVolume]:
+        """Return the volumes that have been set up for a pod, by name."""
+        state = self._states.get(uid)
+        return {} if state is None or state.removing else state.mounted
 
-    def described(self, pod: Pod) -> None:
-        """Handle changed labels, annotations or amounts of the pod."""
-        if pod.uid in self._kept:
+    def pod_changed(self, pod: Pod) -> None:
+        """Handle changed labels, annotations or resource amounts of the pod."""
+        if pod.uid in self._states:
             self.follow(pod)
             self._changed(pod.uid)
 
     async def remove_volumes(self, uid: str) -> None:
         """Remove the volumes of a pod that no longer runs. Raises `Refused`."""
-        await self._take_away(uid, self._volumes.remove_volumes)
+        await self._remove(uid, self._volumes.remove_volumes)
 
     async def tear_down(self, uid: str) -> None:
         """Remove everything that the pod has on disk. Raises `Refused`."""
-        await self._take_away(uid, self._volumes.tear_down)
+        await self._remove(uid, self._volumes.tear_down)
 
     async def stop(self) -> None:
         """Stop, and leave volumes as they are."""
-        for kept in self._kept.values():
-            kept.forget_time()
-        await self._working.stop()
+        for state in self._states.values():
+            state.cancel_timer()
+        await self._tasks.stop()
         await self._csi.stop()
         await self._in_tree.stop()
 
-    async def _take_away(self, uid: str, remove: Callable[[str], None]) -> None:
+    async def _remove(self, uid: str, remove: Callable[[str], None]) -> None:
         self._objects.forget(uid)
-        kept = self._kept.get(uid)
-        if kept is not None:
-            kept.begin_removal()
-            kept.forget_time()
+        state = self._states.get(uid)
+        if state is not None:
+            state.begin_removal()
+            state.cancel_timer()
             try:
-                # The worker tries again: a driver's call may take minutes, and must come to its end first.
+                # The pod worker retries: a driver's call may take minutes, and must end first.
                 async with asyncio.timeout(PATIENCE_SECONDS):
-                    await kept.lock.acquire()
+                    await state.lock.acquire()
             except TimeoutError:
                 raise Refused("the pod's volumes are still being set up") from None
-            # Only the end of the setup was awaited: `left` keeps everybody else from beginning again.
-            kept.lock.release()
+            # The lock only served to wait for the setup: `removing` prevents another setup.
+            state.lock.release()
         with self._counts.timed() as durations, ExitStack() as operations:
-            for plugin in {plugin for plugin, here in (kept.plugins() if kept is not None else ()) if here}:
+            for plugin in {plugin for plugin, here in (state.plugins() if state is not None else ()) if here}:
                 operations.enter_context(durations.of(plugin, UNMOUNT))
-            pod = kept.pod if kept is not None else None
+            pod = state.pod if state is not None else None
             # Mounts of subPaths keep the volumes busy, so they go first; local devices are released last,
             # when nothing of the pod is mounted any longer.
             await in_thread(pod, self._volumes.remove_sub_paths, uid)
@@ -177,82 +176,84 @@ class VolumeManager:
             await self._local.release(uid)
         if self._has_claims:
             self._expander.forget(uid)
-        self._kept.pop(uid, None)
+        self._states.pop(uid, None)
 
-    async def _set_up(self, kept: _Kept, made: asyncio.Future[Mapping[str, Path]]) -> None:
+    async def _set_up(self, state: _VolumeState, result: asyncio.Future[Mapping[str, Path]]) -> None:
         try:
-            async with kept.lock:
-                # Before the contents are read: a change meanwhile makes them stale again.
-                kept.stale = False
+            async with state.lock:
+                # Cleared before the contents are read, so that a change during the read marks them stale
+                # again.
+                state.stale = False
                 contents: dict[str, Contents] = {}
                 bound: dict[str, BoundVolume] = {}
-                if kept.pod.spec.volumes:
-                    contents = await self._contents(kept)
-                    bound = await self._with_directories(kept.pod, await self._bound(kept.pod))
-                given: dict[str, Given] = {**contents, **bound}
+                if state.pod.spec.volumes:
+                    contents = await self._contents(state)
+                    bound = await self._reserve_local(state.pod, await self._bound(state.pod))
+                sources: dict[str, VolumeSource] = {**contents, **bound}
                 # The pod may have been removed while objects were read.
-                if kept.left:
+                if state.removing:
                     raise VolumeRefused("the pod's volumes are being removed")
                 with self._counts.timed() as durations:
                     set_up = partial(self._volumes.set_up, durations=durations)
-                    allocatable = self._shown.allocatable()
-                    paths = await in_thread(kept.pod, set_up, kept.pod, given, allocatable=allocatable)
-                volumes: dict[str, MadeVolume] = {}
-                if kept.pod.spec.volumes:
-                    specs = {volume.name: volume for volume in used_volumes(kept.pod)}
-                    made_here = {
-                        name: self._made(specs[name], bound.get(name), path) for name, path in paths.items()
+                    allocatable = self._host.allocatable()
+                    paths = await in_thread(state.pod, set_up, state.pod, sources, allocatable=allocatable)
+                volumes: dict[str, MountedVolume] = {}
+                if state.pod.spec.volumes:
+                    specs = {volume.name: volume for volume in used_volumes(state.pod)}
+                    local = {
+                        name: self._mounted_volume(specs[name], bound.get(name), path)
+                        for name, path in paths.items()
                     }
-                    volumes = made_here | await self._of_drivers(kept, bound)
-                    await self._grow_at_mount(kept.pod, volumes)
-                    self._schedule_update(kept, contents)
-                kept.made = volumes
-                kept.shown = True
-            # `_changed` does nothing before `shown`, so a change during the setup is caught up here.
-            if kept.stale:
-                self._changed(kept.pod.uid)
+                    volumes = local | await self._publish_all(state, bound)
+                    await self._expand_at_mount(state.pod, volumes)
+                    self._schedule_update(state, contents)
+                state.mounted = volumes
+                state.is_set_up = True
+            # `_changed` starts no refresh before `is_set_up`, so a change during the setup is handled here.
+            if state.stale:
+                self._changed(state.pod.uid)
         except Exception as error:
-            if not made.done():
-                made.set_exception(error)
+            if not result.done():
+                result.set_exception(error)
         else:
-            if not made.done():
-                made.set_result({name: volume.path for name, volume in volumes.items()})
+            if not result.done():
+                result.set_result({name: volume.path for name, volume in volumes.items()})
         finally:
-            # If the task itself was cancelled (the node stops), nobody else ends the caller's wait.
-            made.cancel()
+            # If this task was cancelled because the node stops, the caller must not wait forever.
+            result.cancel()
 
     def _changed(self, uid: str) -> None:
-        kept = self._kept.get(uid)
-        if kept is None:
+        state = self._states.get(uid)
+        if state is None:
             return
-        kept.stale = True
-        if kept.shown and not kept.refreshing:
-            kept.refreshing = True
-            self._working.start(self._refresh(kept), f"of {kept.pod.full_name}")
+        state.stale = True
+        if state.is_set_up and not state.refreshing:
+            state.refreshing = True
+            self._tasks.start(self._refresh(state), f"of {state.pod.full_name}")
 
-    async def _refresh(self, kept: _Kept) -> None:
+    async def _refresh(self, state: _VolumeState) -> None:
         """Write until the contents are current, or a failure requires a pause."""
         try:
-            while kept.stale and not kept.left:
-                kept.stale = False
-                async with kept.lock:
+            while state.stale and not state.removing:
+                state.stale = False
+                async with state.lock:
                     try:
-                        contents = await self._contents(kept)
-                        await self._write(kept, contents)
-                        await self._publish_again(kept)
-                        await self._grow(kept)
+                        contents = await self._contents(state)
+                        await self._write(state, contents)
+                        await self._republish(state)
+                        await self._expand(state)
                     except VolumeRefused as error:
-                        self._failed(kept, error)
+                        self._update_failed(state, error)
                     else:
-                        kept.failures, kept.reported = 0, ""
-                        self._schedule_update(kept, contents)
+                        state.failures, state.reported = 0, ""
+                        self._schedule_update(state, contents)
         finally:
-            kept.refreshing = False
+            state.refreshing = False
 
-    async def _contents(self, kept: _Kept) -> dict[str, Contents]:
-        source = ContentSource(kept.pod, self._objects, self._shown.host_ips(), self._shown.allocatable())
+    async def _contents(self, state: _VolumeState) -> dict[str, Contents]:
+        source = ContentSource(state.pod, self._objects, self._host.host_ips(), self._host.allocatable())
         contents = {}
-        for volume in used_volumes(kept.pod):
+        for volume in used_volumes(state.pod):
             if is_agent_written(volume):
                 with refusing(volume.name):
                     contents[volume.name] = await source.of(volume)
@@ -264,32 +265,32 @@ class VolumeManager:
             claim = claim_name(pod, volume)
             with refusing(volume.name):
                 if claim is not None:
-                    found = await bound_volume(pod, volume, claim, self._objects, self._shown.node())
+                    found = await bound_volume(pod, volume, claim, self._objects, self._host.node())
                     label = self._mount_label(pod, volume, found)
                     bound[volume.name] = replace(found, label=label) if label else found
-                elif is_of_cloud(volume):
+                elif is_cloud_volume(volume):
                     bound[volume.name] = cloud_volume(volume, pod.metadata.namespace)
         return bound
 
-    async def _with_directories(self, pod: Pod, bound: Mapping[str, BoundVolume]) -> dict[str, BoundVolume]:
+    async def _reserve_local(self, pod: Pod, bound: Mapping[str, BoundVolume]) -> dict[str, BoundVolume]:
         """Reserve local volumes for the pod, and mount those on devices for the node first."""
         found = dict(bound)
         for volume in used_volumes(pod):
             each = bound.get(volume.name)
             if each is None or not isinstance(each.source, LocalVolume):
                 continue
-            await self._local.take(pod.uid, each)
+            await self._local.reserve(pod.uid, each)
             if not each.block:
                 options = mount_options(volume, each)
                 directory = await self._local.set_up(pod.uid, each, each.source, options)
                 found[volume.name] = replace(each, directory=directory)
         return found
 
-    def _made(self, volume: Volume, bound: BoundVolume | None, path: Path) -> MadeVolume:
+    def _mounted_volume(self, volume: Volume, bound: BoundVolume | None, path: Path) -> MountedVolume:
         relabel = is_relabelled(volume, bound)
         if bound is None or not isinstance(bound.source, LocalVolume):
-            return MadeVolume(path, bound, relabel)
-        return MadeVolume(path, bound, relabel, self._local.expand, grows=True)
+            return MountedVolume(path, bound, relabel)
+        return MountedVolume(path, bound, relabel, self._local.expand, online_expansion=True)
 
     def _mount_label(self, pod: Pod, volume: Volume, bound: BoundVolume) -> str:
         """Return the SELinux label to mount a volume with. Raises `VolumeRefused`."""
@@ -298,162 +299,164 @@ class VolumeManager:
         except Refused as error:
             raise UnprocessedVolume(volume.name, error.message) from error
 
-    async def _of_drivers(self, kept: _Kept, bound: Mapping[str, BoundVolume]) -> dict[str, MadeVolume]:
-        """Set up the volumes of drivers, NFS and iSCSI in parallel; raise the first refusal at the end."""
+    async def _publish_all(
+        self, state: _VolumeState, bound: Mapping[str, BoundVolume]
+    ) -> dict[str, MountedVolume]:
+        """Set up CSI, NFS, iSCSI and Fibre Channel volumes in parallel, then raise the first failure."""
         volumes = [
             volume
-            for volume in used_volumes(kept.pod)
-            if is_of_driver(volume, bound.get(volume.name))
+            for volume in used_volumes(state.pod)
+            if is_csi_volume(volume, bound.get(volume.name))
             or in_tree_source(volume, bound.get(volume.name)) is not None
         ]
-        making = (self._publish(kept, v, bound.get(v.name)) for v in volumes)
-        made = await asyncio.gather(*making, return_exceptions=True)
-        # All have come to their end by now: a driver must not be called again while an earlier call runs.
-        for failure in made:
+        setups = (self._publish(state, v, bound.get(v.name)) for v in volumes)
+        results = await asyncio.gather(*setups, return_exceptions=True)
+        # All calls have ended here: a driver must not be called again while an earlier call runs.
+        for failure in results:
             if isinstance(failure, BaseException):
                 raise failure
-        found = zip(volumes, made, strict=True)
-        return {volume.name: each for volume, each in found if isinstance(each, MadeVolume)}
+        found = zip(volumes, results, strict=True)
+        return {volume.name: each for volume, each in found if isinstance(each, MountedVolume)}
 
-    async def _publish(self, kept: _Kept, volume: Volume, bound: BoundVolume | None) -> MadeVolume:
+    async def _publish(self, state: _VolumeState, volume: Volume, bound: BoundVolume | None) -> MountedVolume:
         with self._counts.timed() as durations, durations.of(plugin_name(volume, bound), mounting(bound)):
             storage = self._in_tree if in_tree_source(volume, bound) is not None else self._csi
-            made = await storage.set_up(kept.pod, volume, bound, kept.removal)
-        if made.relabel and self._volumes.selinux.enabled:
-            return replace(made, relabel=await to_own_thread(takes_labels, made.path))
-        return made
+            mounted = await storage.set_up(state.pod, volume, bound, state.removal)
+        if mounted.relabel and self._volumes.selinux.enabled:
+            return replace(mounted, relabel=await to_own_thread(takes_labels, mounted.path))
+        return mounted
 
     @cached_property
     def _expander(self) -> VolumeExpander:
-        """Return what expands volumes; created only on a node with claims."""
+        """Return the expander, which is created only on a node with claims."""
         from engine.node.volumes.expansion import VolumeExpander
 
-        return VolumeExpander(self._shown.node().metadata.name, self._objects, self._recorder, self._clock)
+        return VolumeExpander(self._host.node().metadata.name, self._objects, self._recorder, self._clock)
 
     @property
     def _has_claims(self) -> bool:
         return "_expander" in self.__dict__
 
-    async def _grow_at_mount(self, pod: Pod, volumes: Mapping[str, MadeVolume]) -> None:
+    async def _expand_at_mount(self, pod: Pod, volumes: Mapping[str, MountedVolume]) -> None:
         for volume in used_volumes(pod):
-            made = volumes.get(volume.name)
-            if made is not None and made.expand is not None:
-                await self._expander.at_mount(pod, made, read_only=is_read_only(volume))
+            mounted = volumes.get(volume.name)
+            if mounted is not None and mounted.expand is not None:
+                await self._expander.expand_at_mount(pod, mounted, read_only=is_read_only(volume))
 
-    async def _publish_again(self, kept: _Kept) -> None:
-        names = self._csi.to_publish_again(kept.pod.uid)
+    async def _republish(self, state: _VolumeState) -> None:
+        names = self._csi.volumes_to_republish(state.pod.uid)
         if names:
-            bound = await self._bound(kept.pod)
-            for volume in used_volumes(kept.pod):
-                if volume.name in names and not kept.left:
-                    await self._publish(kept, volume, bound.get(volume.name))
+            bound = await self._bound(state.pod)
+            for volume in used_volumes(state.pod):
+                if volume.name in names and not state.removing:
+                    await self._publish(state, volume, bound.get(volume.name))
 
-    async def _grow(self, kept: _Kept) -> None:
-        """Expand volumes in use; a claim that cannot be read now is read again later."""
-        claims = self._may_grow(kept.pod.uid)
-        for volume in used_volumes(kept.pod):
-            claim = claim_name(kept.pod, volume)
-            if claim is None or claim not in claims or kept.left:
+    async def _expand(self, state: _VolumeState) -> None:
+        """Expand volumes in use; a claim that cannot be read is read again later."""
+        claims = self._expandable_claims(state.pod.uid)
+        for volume in used_volumes(state.pod):
+            claim = claim_name(state.pod, volume)
+            if claim is None or claim not in claims or state.removing:
                 continue
             try:
-                bound = await bound_volume(kept.pod, volume, claim, self._objects, self._shown.node())
+                bound = await bound_volume(state.pod, volume, claim, self._objects, self._host.node())
             except VolumeRefused as error:
-                log.info("pod %s: claim %s is not expanded yet: %s", kept.pod.full_name, claim, error)
+                log.info("pod %s: claim %s is not expanded yet: %s", state.pod.full_name, claim, error)
                 continue
             try:
-                await self._expander.meanwhile(kept.pod.uid, bound)
+                await self._expander.expand_online(state.pod.uid, bound)
             except VolumeRefused as error:
                 raise VolumeRefused(str(error), reason="VolumeResizeFailed") from error.__cause__
 
-    def _may_grow(self, uid: str) -> set[str]:
+    def _expandable_claims(self, uid: str) -> set[str]:
         """Return the claims of a pod whose volumes may be expanded while it runs."""
-        return self._expander.may_grow(uid) if self._has_claims else set()
+        return self._expander.expandable_claims(uid) if self._has_claims else set()
 
-    async def _write(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
-        for volume in used_volumes(kept.pod):
-            if volume.name in contents and not kept.left:
+    async def _write(self, state: _VolumeState, contents: Mapping[str, Contents]) -> None:
+        for volume in used_volumes(state.pod):
+            if volume.name in contents and not state.removing:
                 with refusing(volume.name):
                     await asyncio.to_thread(
                         self._volumes.write,
-                        kept.pod,
+                        state.pod,
                         volume,
                         contents[volume.name],
-                        self._shown.allocatable(),
+                        self._host.allocatable(),
                     )
 
-    def _failed(self, kept: _Kept, error: VolumeRefused) -> None:
-        """Handle a failed update: the old contents stay. A missing object will be reported; other failures
-        are retried.
+    def _update_failed(self, state: _VolumeState, error: VolumeRefused) -> None:
+        """Report a failed update, and schedule a retry unless a watch will report the missing object. The old
+        contents stay.
         """
-        # An ending namespace may lose the objects before the pod, which needs no newer contents. A kubelet
-        # no longer writes any (`findAndAddNewPods`).
-        is_deleted = kept.pod.metadata.deletion_timestamp is not None
-        if str(error) != kept.reported and not is_deleted:
-            kept.reported = str(error)
-            self._recorder.pod(kept.pod, WARNING, error.reason, str(error))
+        # A namespace in deletion may lose the objects before the pod, which needs no newer contents. A
+        # kubelet does not update volumes of deleted pods either (`findAndAddNewPods`).
+        is_deleted = state.pod.metadata.deletion_timestamp is not None
+        if str(error) != state.reported and not is_deleted:
+            state.reported = str(error)
+            self._recorder.pod(state.pod, WARNING, error.reason, str(error))
         # A watch reports a missing object as soon as it appears; asking again would not find it sooner.
         if not isinstance(error.__cause__, NotFound):
-            kept.failures += 1
-            self._update_in(kept, RETRIES.after(kept.failures))
+            state.failures += 1
+            self._update_after(state, RETRIES.after(state.failures))
 
-    def _schedule_update(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
-        """Schedule the next update: a token expires, a driver wants another call, a claim is to be read."""
-        kept.forget_time()
+    def _schedule_update(self, state: _VolumeState, contents: Mapping[str, Contents]) -> None:
+        """Schedule the next update: renew a token, call a driver again, or read a claim."""
+        state.cancel_timer()
         first = min((each.renew_at for each in contents.values()), default=float("inf"))
-        if self._csi.to_publish_again(kept.pod.uid):
+        if self._csi.volumes_to_republish(state.pod.uid):
             first = min(first, self._steady() + REPUBLISH_SECONDS)
-        if self._may_grow(kept.pod.uid):
-            first = min(first, self._steady() + GROWTH_SECONDS)
+        if self._expandable_claims(state.pod.uid):
+            first = min(first, self._steady() + EXPANSION_SECONDS)
         if first != float("inf"):
-            self._update_in(kept, max(first - self._steady(), RETRIES.first))
+            self._update_after(state, max(first - self._steady(), RETRIES.first))
 
-    def _update_in(self, kept: _Kept, seconds: float) -> None:
-        kept.forget_time()
-        if not kept.left:
-            update = partial(self._changed, kept.pod.uid)
-            kept.timer = asyncio.get_running_loop().call_later(seconds, update)
+    def _update_after(self, state: _VolumeState, seconds: float) -> None:
+        state.cancel_timer()
+        if not state.removing:
+            update = partial(self._changed, state.pod.uid)
+            state.timer = asyncio.get_running_loop().call_later(seconds, update)
 
 
-class _Kept:
-    """Hold the volumes of one pod: `shown` once set up, `stale` when contents may have changed, `left` during
-    removal.
+class _VolumeState:
+    """Hold the state of one pod's volumes: `is_set_up` after the setup, `stale` when contents may have
+    changed, `removing` during removal.
     """
 
     __slots__ = (
-        "_removal", "failures", "left", "lock", "made", "pod", "refreshing", "reported", "shown", "stale",
-        "timer",
+        "_removal", "failures", "is_set_up", "lock", "mounted", "pod", "refreshing", "removing", "reported",
+        "stale", "timer",
     )  # fmt: skip
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
         self.lock = asyncio.Lock()
         self._removal: asyncio.Event | None = None
-        self.shown = self.stale = self.refreshing = self.left = False
-        self.made: Mapping[str, MadeVolume] = {}
+        self.is_set_up = self.stale = self.refreshing = self.removing = False
+        self.mounted: Mapping[str, MountedVolume] = {}
         self.failures, self.reported = 0, ""
         self.timer: asyncio.TimerHandle | None = None
 
     def begin_removal(self) -> None:
-        self.left = True
+        self.removing = True
         if self._removal is not None:
             self._removal.set()
 
     @property
     def removal(self) -> asyncio.Event:
-        """Return an event that is set on removal; created on demand, since it takes most of a KiB."""
+        """Return an event that is set on removal. It is created on demand, since it takes almost 1 KiB."""
         if self._removal is None:
             self._removal = asyncio.Event()
-            if self.left:
+            if self.removing:
                 self._removal.set()
         return self._removal
 
     def plugins(self) -> Iterator[tuple[str, bool]]:
-        """Return the plugin of each of the pod's volumes, and whether the pod has it."""
+        """Return the plugin of each of the pod's volumes, and whether the volume is mounted."""
         for volume in used_volumes(self.pod):
-            made = self.made.get(volume.name)
-            yield plugin_name(volume, made.bound if made is not None else None), made is not None
+            mounted = self.mounted.get(volume.name)
+            yield plugin_name(volume, mounted.bound if mounted is not None else None), mounted is not None
 
-    def forget_time(self) -> None:
+    def cancel_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

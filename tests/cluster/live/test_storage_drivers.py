@@ -87,7 +87,7 @@ async def clean(scene: Scene) -> None:
 
 
 async def test_pods_get_volumes_of_a_driver(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.node.volumes.volume_manager.GROWTH_SECONDS", 0.0)
+    monkeypatch.setattr("engine.node.volumes.volume_manager.EXPANSION_SECONDS", 0.0)
     admin = scene.plane.admin
     await clean(scene)
     spec = {

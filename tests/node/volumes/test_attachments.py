@@ -30,7 +30,7 @@ def test_a_volume_is_in_use_until_its_last_pod_ends_and_each_change_is_reported(
 
 async def test_a_volume_is_usable_once_it_is_attached_and_reported_in_use():
     known = Attachments(lambda: None)
-    waiting = asyncio.create_task(known.attached(DISK))
+    waiting = asyncio.create_task(known.wait_until_attached(DISK))
     for status in (
         {"volumesAttached": [{"name": DISK, "devicePath": "/dev/x"}]},
         {"volumesInUse": [DISK], "volumesAttached": [{"name": OTHER, "devicePath": ""}]},

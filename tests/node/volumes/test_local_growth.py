@@ -106,7 +106,7 @@ async def test_a_file_system_on_a_device_is_expanded_before_its_pod_starts(
 async def test_a_file_system_on_a_device_is_expanded_while_a_pod_uses_it(
     joined: Joined, cluster: Cluster, device: Path, resized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.node.volumes.volume_manager.GROWTH_SECONDS", 0.0)
+    monkeypatch.setattr("engine.node.volumes.volume_manager.EXPANSION_SECONDS", 0.0)
     claim(cluster, device)
     await joined.start()
     await run_with_volume(cluster)

@@ -20,7 +20,7 @@ from engine.api.pod import VolumeMount
 from engine.host import safe_open as beneath
 from engine.host.mounts import mounts_below, unmount_below
 from engine.node.volumes import PodVolumes, sub_path
-from engine.node.volumes.sub_path import mount_sub_path, wanted_part
+from engine.node.volumes.sub_path import expanded_sub_path, mount_sub_path
 from tests.waiting import PATIENCE
 
 SECRET = "the host's own"
@@ -281,7 +281,7 @@ def test_a_refused_mount_names_its_reason(pod: Path, volume: Path, monkeypatch: 
     ],
 )
 def test_the_part_that_is_wanted(mount: VolumeMount, answer: str) -> None:
-    assert wanted_part(mount, {"B": "b"}) == answer
+    assert expanded_sub_path(mount, {"B": "b"}) == answer
 
 
 @pytest.mark.parametrize(
@@ -296,9 +296,9 @@ def test_the_part_that_is_wanted(mount: VolumeMount, answer: str) -> None:
 )
 def test_a_part_that_leads_out_by_itself_is_refused(mount: VolumeMount, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        wanted_part(mount, {"UP": "..", "ROOT": "/", "EMPTY": ""})
+        expanded_sub_path(mount, {"UP": "..", "ROOT": "/", "EMPTY": ""})
 
 
 def test_a_value_that_holds_a_reference_is_not_expanded_again() -> None:
     mount = VolumeMount("v", "/m", sub_path_expr="$(A)")
-    assert wanted_part(mount, {"A": "$(B)", "B": "x"}) == "$(B)"
+    assert expanded_sub_path(mount, {"A": "$(B)", "B": "x"}) == "$(B)"

@@ -38,7 +38,7 @@ from engine.host.mounts import unmount_below
 from engine.host.tasks import Tasks
 from engine.metrics import Collected, Histogram, Registry
 from engine.node.controlplane.control_plane import NoCluster
-from engine.node.volumes import PodVolumes, ShownNode, VolumeManager, VolumeRefused
+from engine.node.volumes import PodVolumes, VolumeHost, VolumeManager, VolumeRefused
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.contents import Contents
 from engine.node.volumes.csi_storage import CsiStorage
@@ -195,7 +195,7 @@ def keep(
             csi,
             LocalDevices(tmp_path / "root", recorder),
             InTreeStorage(tmp_path / "root", objects, None, Tasks()),
-            ShownNode(lambda: ("192.0.2.1",), Node, dict),
+            VolumeHost(lambda: ("192.0.2.1",), Node, dict),
         )
 
     return made
