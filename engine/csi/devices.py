@@ -1,7 +1,7 @@
-"""Keeps block volumes of drivers on disk; `engine.csi.paths` names their directories.
+"""Manages the directories and links of drivers' block volumes; `engine.csi.paths` names them.
 
-The link in a pod's directory exists before the driver publishes and until it has unpublished, and records
-that the pod has the volume.
+The link in a pod's directory records that the pod has the volume. It is created before the driver publishes
+the volume, and removed after the driver has unpublished it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Devices:
         return ""
 
     def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
-        """Check that it is a block device, or a link to one."""
+        """Check that the target is a block device, or a link to one."""
         try:
             is_device = stat.S_ISBLK(target.stat().st_mode)
         except OSError as error:
@@ -113,7 +113,9 @@ class Devices:
 
 
 def _kubelets_directory(data: Path) -> Path:
-    """Return where a kubelet has a second mount of the device for each pod, with a loop device on it."""
+    """Return the directory in which a kubelet mounts the device a second time for each pod, with a loop
+    device.
+    """
     return data.parent / "dev"
 
 

@@ -1,4 +1,6 @@
-"""States the calls to a driver and their values; `engine.csi.driver_client.CsiDriverClient` makes them."""
+"""Defines the interface of a CSI driver and its values; `engine.csi.driver_client.CsiDriverClient` implements
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,7 @@ class CsiDriverFailed(Refused):
 
 
 class DriverNodeInfo(msgspec.Struct, frozen=True):
-    """Hold the driver's view of this node: its id, how many volumes it takes (0: any number), its
-    topology.
-    """
+    """Hold the driver's information about this node: its id, the volume limit (0: none) and its topology."""
 
     node_id: str
     most_volumes: int = 0
@@ -70,7 +70,7 @@ class VolumeUsage(msgspec.Struct, frozen=True):
 
 
 class CsiDriver(Protocol):
-    """State the calls to a driver; each raises `CsiDriverFailed`. Paths are those of `engine.csi.paths`."""
+    """Call a driver; every call raises `CsiDriverFailed`. Paths are those of `engine.csi.paths`."""
 
     def close(self) -> None: ...
 

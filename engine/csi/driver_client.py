@@ -38,7 +38,7 @@ from engine.wire import csi_v1_pb2 as wire
 
 CALL_SECONDS: Final = 120.0
 MAX_ENTRIES: Final = 64
-"""Entries that are read of a list whose useful ones are few: a message of 4 MiB may hold two million."""
+"""The number of list entries that are read: few are useful, but a message of 4 MiB may have two million."""
 BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600)
 _UNSETTLED = frozenset({CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED, ABORTED})
 _NODE = "/csi.v1.Node/"
@@ -77,7 +77,7 @@ class CsiDriverClient:
         answer = await self._call("NodeGetInfo", wire.NodeGetInfoRequest(), wire.NodeGetInfoResponse)
         topology = answer.accessible_topology.segments
         if len(topology) > MAX_ENTRIES:
-            # Each becomes a label of the Node, of which none may be left out.
+            # Every segment becomes a label of the Node, so none may be left out.
             text = f"reports {len(topology)} topology segments, more than {MAX_ENTRIES}"
             raise CsiDriverFailed(text, code=INTERNAL, final=True)
         return DriverNodeInfo(answer.node_id, answer.max_volumes_per_node, dict(topology))

@@ -1,4 +1,4 @@
-"""Tracks the drivers on this node, which the plugin watcher finds, and reports them to the cluster."""
+"""Tracks the drivers that the plugin watcher finds on this node, and reports them to the cluster."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from engine.csi.volume import SAYS
 from engine.metrics import Registry
 
 WAIT_SECONDS: Final = 5.0
-"""Seconds that a volume waits for its driver: after a restart of the agent, drivers register
-while pods start.
+"""Seconds that a volume waits for its driver. After a restart of the agent, drivers register while pods
+start.
 """
 
 _NAME = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,61}[a-zA-Z0-9])?")
@@ -35,8 +35,8 @@ class _Registered(msgspec.Struct, frozen=True):
 
 
 class CsiDrivers:
-    """Handle drivers for `engine.plugins.watcher.PluginHandler`; `came(driver)` is called when
-    one is ready.
+    """Register drivers for `engine.plugins.watcher.PluginHandler`. Listeners are called with the name of each
+    registered driver.
     """
 
     def __init__(self, records: DriverRecords, registry: Registry) -> None:
@@ -60,7 +60,7 @@ class CsiDrivers:
         return known.client
 
     async def wait_for(self, name: str, seconds: float = WAIT_SECONDS) -> CsiDriver:
-        """Wait up to so many seconds for a driver, then return it as `get` does."""
+        """Wait up to `seconds` for the driver, then return it as `get` does."""
         try:
             async with asyncio.timeout(seconds):
                 while name not in self._known:
@@ -87,7 +87,7 @@ class CsiDrivers:
             raise Refused(f"{about}{text}{higher}")
 
     async def register(self, name: str, socket: Path, versions: Sequence[str]) -> None:
-        """Register a driver; it can be used once the cluster knows its id of this node."""
+        """Register a driver. It can be used once its id of this node is in the CSINode."""
         from engine.csi.driver_client import CsiDriverClient  # a node without drivers has no use for it
 
         client = CsiDriverClient(name, socket, self._registry)
@@ -105,11 +105,13 @@ class CsiDrivers:
         self._notify(name)
 
     async def exhausted(self, name: str) -> bool:
-        """Refresh the limit of a driver that can attach no more volumes; whether its limit may change."""
+        """Refresh the limit of a driver that cannot attach further volumes; return whether the limit may
+        change.
+        """
         return await self._records.exhausted(name)
 
     async def _refresh_limit(self, name: str) -> None:
-        """Ask a driver again how many volumes the node takes. Raises `Refused`."""
+        """Read the volume limit from the driver and update it in the cluster. Raises `Refused`."""
         known = self._known.get(name)
         if known is not None:
             info = await known.client.info()
@@ -140,7 +142,7 @@ class CsiDrivers:
 
 
 def highest_version(versions: Sequence[str]) -> tuple[int, ...] | None:
-    """Return the highest of a driver's CSI versions that is 1.x or 0.x; None if there is none."""
+    """Return the highest 1.x or 0.x version among a driver's CSI versions; None if there is none."""
     found = [
         tuple(int(part or 0) for part in match.groups())
         for match in map(_VERSION.fullmatch, versions)

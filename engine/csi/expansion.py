@@ -24,8 +24,8 @@ _OF_RESIZES: Final = frozenset(("FileSystemResizePending", "Resizing", "Controll
 class Growth(msgspec.Struct, frozen=True):
     """Hold the size to request from the driver.
 
-    `recorded`: the claim has it already, because another node was first. `tracked`: the claim records each
-    step of its resize, which older controllers do not do.
+    `recorded`: the claim's capacity has this size already, because another node expanded the volume first.
+    `tracked`: the claim records each step of its resize, which older controllers do not do.
     """
 
     size: Quantity
@@ -38,7 +38,9 @@ def size_of(amounts: Mapping[str, Quantity] | None) -> Quantity:
 
 
 def growth(claim: PersistentVolumeClaim, volume_size: Quantity) -> Growth | None:
-    """Return what to do for a volume that is larger than this node knows; None: nothing, or not yet."""
+    """Return the expansion that a volume needs on this node; None if it needs none, or must wait for the
+    controller.
+    """
     status = claim.status
     step = _step(claim)
     if not step and status.allocated_resources is None:
@@ -52,24 +54,24 @@ def growth(claim: PersistentVolumeClaim, volume_size: Quantity) -> Growth | None
 
 
 def is_recorded(claim: PersistentVolumeClaim, volume_size: Quantity) -> bool:
-    """Tell whether the claim has the volume's whole size and waits for nothing."""
+    """Tell whether the claim's capacity has the volume's size, and no resize step is pending."""
     return not _step(claim) and size_of(claim.status.capacity) >= volume_size
 
 
 def is_other_than_wanted(claim: PersistentVolumeClaim, size: Quantity) -> bool:
-    """Tell whether the owner of the claim wants another size by now."""
+    """Tell whether the claim requests another size than `size` by now."""
     return size_of(claim.spec.resources.requests) != size
 
 
 def begun(claim: PersistentVolumeClaim) -> dict[str, Any] | None:
-    """Return the patch of the claim when the driver is called; None if the claim shows that already."""
+    """Return the patch that marks the claim's expansion as in progress; None if it is marked already."""
     if _step(claim) == _IN_PROGRESS:
         return None
     return _at_its_version(claim, {"allocatedResourceStatuses": {_STORAGE: _IN_PROGRESS}})
 
 
 def grown(claim: PersistentVolumeClaim, size: Quantity) -> dict[str, Any]:
-    """Return the patch of the claim when its file system has that many bytes."""
+    """Return the patch of a claim whose volume was expanded to `size`."""
     gone = [
         {"$patch": "delete", "type": condition["type"]}
         for condition in claim.status.conditions or ()
@@ -82,7 +84,7 @@ def grown(claim: PersistentVolumeClaim, size: Quantity) -> dict[str, Any]:
 
 
 def failed(claim: PersistentVolumeClaim, why: str, now: float, *, infeasible: bool) -> dict[str, Any] | None:
-    """Return the patch of a claim whose driver has refused for good; None if the claim shows that already."""
+    """Return the patch of a claim whose expansion failed for good; None if the claim says so already."""
     status: dict[str, Any] = {}
     if infeasible:
         status["allocatedResourceStatuses"] = {_STORAGE: _INFEASIBLE}
@@ -98,5 +100,5 @@ def _step(claim: PersistentVolumeClaim) -> str:
 
 
 def _at_its_version(claim: PersistentVolumeClaim, status: dict[str, Any]) -> dict[str, Any]:
-    """Restrict a patch to the version of the claim that was read."""
+    """Make a patch conditional on the version of the claim that was read."""
     return {"metadata": {"resourceVersion": claim.metadata.resource_version}, "status": status}

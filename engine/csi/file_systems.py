@@ -1,4 +1,4 @@
-"""Keeps file system volumes of drivers on disk; `engine.csi.paths` names their directories."""
+"""Manages the mount points and records of drivers' file system volumes; `engine.csi.paths` names them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FileSystems:
         return data.label if data is not None else ""
 
     def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
-        """Check that it is a directory, and give it to the pod's group if that is the node's task."""
+        """Check that the target is a directory, and set the fsGroup's ownership if the node must."""
         with opened_parent(target, self._root) as (parent, name):
             try:
                 top = open_beneath(parent, name, _READABLE)

@@ -52,8 +52,9 @@ Source = Callable[[Any, PersistentVolume], CSIPersistentVolume]
 
 
 class _Plugin(msgspec.Struct, frozen=True):
-    """Hold the field of an in-tree plugin's source, its translation, and the driver's key of zones (and
-    regions)."""
+    """Hold the spec field of an in-tree plugin, its translation, and the driver's topology keys of zones and
+    regions.
+    """
 
     field: str
     translate: Source
@@ -64,7 +65,7 @@ class _Plugin(msgspec.Struct, frozen=True):
 def migrated(volume: PersistentVolume) -> PersistentVolume:
     """Return the CSI volume that replaces an in-tree one; return other volumes unchanged.
 
-    Raises `InvalidInput` for a volume that no driver takes.
+    Raises `InvalidInput` for a volume that cannot be translated.
     """
     for plugin in _PLUGINS:
         source = getattr(volume.spec, plugin.field)
@@ -89,7 +90,8 @@ def migrated_inline(volume: Volume, namespace: str) -> PersistentVolume | None:
     """Return the persistent volume of a CSI driver for a cloud volume in the spec of a pod of this namespace;
     None for other volumes.
 
-    The name is the same for every pod with that disk, since it is part of paths. Raises `InvalidInput`.
+    Every pod with that disk gets the same name, because the name is part of the staging path. Raises
+    `InvalidInput`.
     """
     for plugin in _PLUGINS:
         given = getattr(volume, plugin.field)
@@ -125,7 +127,7 @@ def _json_names() -> Iterator[tuple[str, str]]:
     return ((field.name, field.encode_name) for field in msgspec.structs.fields(PersistentVolumeSpec))
 
 
-# One plugin each
+# Translations, one per plugin
 
 
 def _aws_ebs(source: Any, volume: PersistentVolume) -> CSIPersistentVolume:
@@ -276,12 +278,13 @@ _PLUGINS: Final = (
 )
 
 
-# Where a volume is
+# Topology
 
 
 def _translate_topology(volume: PersistentVolume, zone: str, region: str) -> None:
-    """Replace Kubernetes' topology keys in the node affinity by the driver's; if it has no zone,
-    the volume's labels say it."""
+    """Replace Kubernetes' topology keys in the node affinity by the driver's. Without a zone there, the zone
+    is taken from the volume's labels.
+    """
     labels = volume.metadata.labels or {}
     beta = not _has(volume, ZONE) and (
         _has(volume, BETA_ZONE) or (ZONE not in labels and BETA_ZONE in labels)

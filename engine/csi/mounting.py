@@ -1,7 +1,7 @@
-"""Mounts volumes of drivers on this node: staged once for all pods, published for each, and unmounted again.
+"""Stages volumes once per node, publishes them for each pod, and reverses both.
 
-The ownership of a volume is recorded on disk before the driver is called (`on_disk`), so that an agent can
-clean up after a crash.
+The owner of a volume is recorded on disk before the driver is called (`on_disk`), so that an agent can clean
+up after a crash.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class AttachedVolumes(Protocol):
 
 
 class Mounting:
-    """Mount volumes below the node's directory `root`. Users of `attachments` are pods by uid, and staged
-    volumes by path.
+    """Mount volumes below the node's directory `root`. The users in `attachments` are uids of pods and paths
+    of staged volumes.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Mounting:
         drivers.on_arrival(self._came)
 
     async def adopt_staged(self) -> None:
-        """Mark volumes that an earlier agent left staged as in use. Raises `Refused`."""
+        """Report volumes that an earlier agent left staged as in use. Raises `Refused`."""
         for staged in await asyncio.to_thread(self._all_staged):
             self._use(staged)
 
@@ -64,7 +64,7 @@ class Mounting:
         await self._working.stop()
 
     def staging(self, volume: CsiVolume) -> Path:
-        """Return where a persistent volume is staged."""
+        """Return the staging path of a persistent volume."""
         return self._staged(volume).path
 
     # Mounting
@@ -76,7 +76,8 @@ class Mounting:
         """
         staged, on_disk = self._staged(volume), self._kinds[volume.block]
         async with self._turn(staged):
-            # ReadWriteOncePod: the disk is asked, since a pod of an earlier agent may still have the volume.
+            # ReadWriteOncePod: read from disk, since a pod that an earlier agent started may still have the
+            # volume.
             if alone and await asyncio.to_thread(on_disk.users, staged) - {uid}:
                 return False
             await asyncio.to_thread(on_disk.mark, uid, volume, _data(volume))
@@ -85,19 +86,20 @@ class Mounting:
     async def stage(
         self, uid: str, volume: CsiVolume, driver: CsiDriver, able: DriverCapabilities, *, attached: bool
     ) -> None:
-        """Stage a persistent volume for the pods of this node, of which `uid` has reserved it.
+        """Stage a persistent volume that the pod `uid` has reserved.
 
-        `attached` tells that somebody attaches it to the node. Raises `Refused` or `OSError`.
+        `attached` means that the attach-detach controller attaches it to the node. Raises `Refused` or
+        `OSError`.
         """
         staged, on_disk = self._staged(volume), self._kinds[volume.block]
         async with self._turn(staged):
             if await asyncio.to_thread(on_disk.label, staged) != volume.label:
-                # The kernel labels a file system when it is mounted: another label needs another mount. Only
-                # a volume that one pod has to itself is labelled, and that pod is gone.
+                # The kernel labels a file system when it is mounted, so another label needs another mount.
+                # Only volumes of a single pod are mounted with a label, and the pod of the old label is gone.
                 await self._unstage_for(uid, staged, driver, able)
             if staged in self._ready:
                 return
-            # Before the driver is called: after a crash in between, the record tells the next agent what to
+            # Recorded before the driver is called: after a crash in between, the next agent must know what to
             # unstage.
             await asyncio.to_thread(on_disk.prepare, staged, volume.label)
             if attached:
@@ -108,8 +110,8 @@ class Mounting:
                 try:
                     await driver.stage(volume, able, staged.path)
                 except CsiDriverFailed as error:
-                    # After any other error the driver may still be at work, and must get an unstage first
-                    # (CSI: the state of the volume is unknown).
+                    # After any other error the driver may still be staging, so the directory stays until an
+                    # unstage call (CSI: the state of the volume is unknown).
                     if error.final and await asyncio.to_thread(on_disk.users, staged) <= {uid}:
                         await asyncio.to_thread(on_disk.clear_staged, staged)
                         self._release(staged)
@@ -125,7 +127,7 @@ class Mounting:
             return
         if await asyncio.to_thread(on_disk.users, staged) - {uid}:
             raise Refused("it is mounted with another SELinux label for another pod")
-        # Before the call: whether it succeeds or not, the volume cannot be used without a new stage.
+        # Discarded before the call: even if unstaging fails, the volume must be staged again before use.
         self._ready.discard(staged)
         if able.stages:
             await driver.unstage(staged.handle, staged.path)
@@ -163,10 +165,10 @@ class Mounting:
     # Unmounting
 
     async def withdraw(self, uid: str) -> None:
-        """Unpublish all volumes of a pod that no longer runs, and unstage those that no pod uses in the
+        """Unpublish all volumes of a pod that no longer runs. Volumes that no pod uses are unstaged in the
         background.
 
-        Tries all of them, then raises the first `Refused`.
+        Tries all volumes, then raises the first `Refused`.
         """
         failure: Refused | None = None
         for on_disk in self._kinds.values():
@@ -205,8 +207,8 @@ class Mounting:
             self._working.start(self._unstage_while_asked(staged), staged.handle)
 
     async def _unstage_while_asked(self, staged: Staged) -> None:
-        """Unstage until there is no request left. No await may stand between the last check and the end, or a
-        request would be lost.
+        """Unstage until no request is pending. There must be no await between the last check and the removal
+        from `_unstaging`, or a request would be lost.
         """
         try:
             await self._unstage_until_done(staged)
@@ -216,7 +218,7 @@ class Mounting:
     async def _unstage_until_done(self, staged: Staged) -> None:
         failures, reported = 0, ""
         while staged in self._to_unstage:
-            # Before the work: a request that arrives during it is another round.
+            # Discarded before the work, so that a request that arrives meanwhile leads to another round.
             self._to_unstage.discard(staged)
             try:
                 async with self._turn(staged):
@@ -231,10 +233,11 @@ class Mounting:
                 await asyncio.sleep(RETRIES.after(failures))
 
     async def _unstage(self, staged: Staged) -> None:
-        """Unstage, unless a pod has the volume or the driver is gone: `_sweep` follows when it returns."""
+        """Unstage, unless a pod has the volume or the driver is not registered: `_sweep` runs when it
+        registers.
+        """
         on_disk = self._kinds[staged.block]
-        # The users are read under the lock that `take` holds as well, so that no pod reserves the volume in
-        # between.
+        # `take` holds the same lock, so no pod can reserve the volume after this check.
         if await asyncio.to_thread(on_disk.users, staged) or staged.driver not in self._drivers.names():
             return
         self._ready.discard(staged)
@@ -249,7 +252,7 @@ class Mounting:
         self._working.keep(lambda: self._sweep(driver), driver)
 
     async def _sweep(self, driver: str) -> None:
-        """Unstage the leftovers of a driver that has registered."""
+        """Unstage the unused volumes of a driver that has registered."""
         for staged in await asyncio.to_thread(self._all_staged, driver):
             self._unstage_soon(staged)
 

@@ -1,6 +1,6 @@
-"""States the operations of `Mounting` on the content of disks, for file systems and devices.
+"""Defines the operations of `Mounting` on the node's directories, for file systems and devices.
 
-What a driver has put into a directory is examined below that directory, without following links.
+Files that a driver created in a directory are accessed relative to that directory, without following links.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _DIRECTORY_MODE: Final = 0o750
 
 
 class Published(msgspec.Struct, frozen=True):
-    """Hold one pod's volume: its driver has put it at `target`, the directory `data` records its owner."""
+    """Describe one pod's volume: the driver publishes it at `target`, and the directory `data` has its
+    record.
+    """
 
     target: Path
     data: Path
@@ -35,7 +37,7 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Staged(msgspec.Struct, frozen=True):
-    """Hold a staged volume: `path` is for the driver, the directory `data` records its owner."""
+    """Describe a staged volume: the driver stages it at `path`, and the directory `data` has its record."""
 
     driver: str
     handle: str
@@ -45,7 +47,7 @@ class Staged(msgspec.Struct, frozen=True):
 
 
 class OnDisk(Protocol):
-    """Keep volumes of one kind below a node's directory. All methods but `staged` and `of_pod` block; they
+    """Manage volumes of one kind below a node's directory. All methods but `staged` and `of_pod` block, and
     raise `Refused` or `OSError`.
     """
 
@@ -56,16 +58,16 @@ class OnDisk(Protocol):
         """Return the volume `name` of one pod."""
 
     def mark(self, uid: str, volume: CsiVolume, data: VolumeData) -> None:
-        """Record that a pod will have the volume, and its owner."""
+        """Record that a pod will have the volume, and write the volume's record."""
 
     def prepare(self, staged: Staged, label: str) -> None:
-        """Create the staging directory, and record its owner and the SELinux label of its mount."""
+        """Create the staging directory, and record the volume and the SELinux label of its mount."""
 
     def label(self, staged: Staged) -> str:
         """Return the SELinux label that the volume is staged with, '' for none."""
 
     def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
-        """Check that the driver has published what was requested, and complete it."""
+        """Check that the driver has published a volume of the right kind, and set its fsGroup if needed."""
 
     def published(self, uid: str) -> list[Published]: ...
 
@@ -75,7 +77,7 @@ class OnDisk(Protocol):
         """Return the uids of the pods that have or will have the volume."""
 
     def clear_published(self, published: Published) -> None:
-        """Remove an unpublished volume, but no file that its driver left in a directory."""
+        """Remove an unpublished volume's mount point and record, but no file that its driver left there."""
 
     def clear_staged(self, staged: Staged) -> None: ...
 
@@ -86,7 +88,7 @@ def make(root: Path, directory: Path) -> None:
 
 
 def listed(directory: Path) -> list[Path]:
-    """Return the entries of a directory; none if it does not exist any longer."""
+    """Return the entries of a directory; none if it does not exist."""
     try:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -95,7 +97,7 @@ def listed(directory: Path) -> list[Path]:
 
 @contextmanager
 def clearing(path: Path) -> Iterator[None]:
-    """Ignore files that are gone already, and raise all other failures as `Refused`."""
+    """Ignore missing files, and raise all other failures as `Refused`."""
     try:
         yield
     except FileNotFoundError:

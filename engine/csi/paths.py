@@ -1,16 +1,16 @@
 """Names the directories and files of drivers' volumes, as a kubelet does. Pure.
 
 <root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount                   published for one pod
-<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/vol_data.json           whose it is
+<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/vol_data.json           its record
 <root>/plugins/kubernetes.io/csi/<driver>/<digest of handle>/globalmount     staged for all pods
 <root>/plugins/kubernetes.io/csi/<driver>/<digest of handle>/vol_data.json
 
 A block volume has its directories together, by the name of its persistent volume:
 
-<root>/pods/<uid>/volumeDevices/kubernetes.io~csi/<volume>                     a link to what is published
+<root>/pods/<uid>/volumeDevices/kubernetes.io~csi/<volume>                     a link to the published device
 <root>/plugins/kubernetes.io/csi/volumeDevices/publish/<volume>/<uid>          the device for one pod
 <root>/plugins/kubernetes.io/csi/volumeDevices/staging/<volume>                the driver's, for all pods
-<root>/plugins/kubernetes.io/csi/volumeDevices/<volume>/data/vol_data.json     whose it is
+<root>/plugins/kubernetes.io/csi/volumeDevices/<volume>/data/vol_data.json     its record
 <root>/plugins/kubernetes.io/csi/volumeDevices/<volume>/dev/<uid>              a kubelet's second mount
 """
 
@@ -29,7 +29,7 @@ DATA: Final = "vol_data.json"
 DEVICES: Final = "volumeDevices"
 _STAGING, _PUBLISH = "staging", "publish"
 SHARED: Final = frozenset({_STAGING, _PUBLISH})
-"""Beside the directories of block volumes, for all of them."""
+"""Names of common directories, which are next to the directories of the block volumes."""
 
 
 def pods_volumes(root: Path, uid: str) -> Path:
@@ -76,7 +76,7 @@ def device_data(root: Path, name: str) -> Path:
 
 
 def ephemeral_handle(uid: str, volume: str) -> str:
-    """Return the handle of a volume that a driver makes for one pod."""
+    """Return the handle of a volume that a driver creates for one pod."""
     return f"csi-{_digest(uid + volume)}"
 
 

@@ -1,4 +1,4 @@
-"""States how the node reports its drivers to the cluster."""
+"""Defines how the node reports its drivers to the cluster."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ class DriverRecords(Protocol):
         """Write another limit of an installed driver; 0 for any number. Raises `Refused`."""
 
     def keep_limit(self, driver: str, refresh: Callable[[], Awaitable[None]]) -> None:
-        """Call `refresh`, which updates the limit, as often as the cluster wants, until `uninstall`."""
+        """Call `refresh`, which updates the limit, with the period of the CSIDriver until `uninstall`."""
 
     async def exhausted(self, driver: str) -> bool:
-        """Refresh the limit of a driver that can attach no more volumes; whether its limit may change."""
+        """Refresh the limit of a driver that cannot attach further volumes; return whether the limit may
+        change.
+        """
 
 
 class NoRecords:
-    """Stand in on a node without an API server, which has no drivers, as a kubelet has none then."""
+    """Refuse drivers on a node without an API server; a kubelet without one has no drivers either."""
 
     async def install(
         self,

@@ -1,6 +1,6 @@
 """Reads the usage of published volumes from drivers, on demand only.
 
-A slow driver delays nobody: callers get its last answer, or none for that volume.
+A slow driver does not delay callers: they get the last measurement of its volume, or none.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Key = tuple[str, str]
 
 
 class VolumeMeasurement(msgspec.Struct, frozen=True):
-    """Hold a measurement: `time`, in Unix seconds, of the call to the driver; `usage`, None if it reported
-    none.
+    """Hold a measurement: `time` of the call to the driver in Unix seconds, and `usage`, None if the driver
+    reported none.
     """
 
     time: float
@@ -39,7 +39,7 @@ class VolumeMeasurement(msgspec.Struct, frozen=True):
 
 
 class VolumeUsages:
-    """Measure volumes by the path of publication; `seconds` is how old an answer may be."""
+    """Measure volumes, identified by their published path. A measurement is reused for `seconds`."""
 
     def __init__(self, drivers: CsiDrivers, tasks: Tasks, clock: Callable[[], float], seconds: float) -> None:
         self._drivers = drivers
@@ -63,7 +63,7 @@ class VolumeUsages:
         return {path: self._measured[path] for path in published if path in self._measured}
 
     def forget(self, uid: str) -> None:
-        """Forget a pod without published volumes."""
+        """Forget the measurements of a pod whose volumes are unpublished."""
         for path in [path for path in self._measured if uid in path.parts]:
             del self._measured[path]
         for path in [path for path in self._asking if uid in path.parts]:

@@ -24,8 +24,8 @@ SAYS: Final = "kubernetes.io/csi: "
 
 
 class CsiVolume(PartlyShown, frozen=True, kw_only=True):
-    """Describe a volume: `name` is the persistent volume's name, or the pod's own name for it; `block`: a
-    device, not a file system.
+    """Describe a volume. `name` is the persistent volume's name, or the name in the pod's spec for an
+    ephemeral volume; `block` means a device instead of a file system.
 
     `label` is the SELinux label that the driver mounts it with, '' for none. Secrets and contexts are passed
     to the driver and never appear in messages.
@@ -60,7 +60,7 @@ class CsiVolume(PartlyShown, frozen=True, kw_only=True):
 
     @property
     def belongs_to_group(self) -> bool:
-        """Return whether the node gives the files to the fsGroup, because no driver has done so."""
+        """Return whether the group policy requires the fsGroup's ownership of the files."""
         if self.group is None or self.group_policy == GROUP_NEVER or self.read_only:
             return False
         if self.group_policy == GROUP_ALWAYS:
@@ -105,12 +105,12 @@ def group_policy(driver: CSIDriver | None) -> str:
 
 
 def spec_of(driver: CSIDriver | None) -> CSIDriverSpec:
-    """Return the defaults for a cluster without such an object."""
+    """Return the CSIDriver's spec, or the defaults if the cluster has no such object."""
     return driver.spec if driver is not None else CSIDriverSpec()
 
 
 def pod_info(pod: Pod, mode: str) -> dict[str, str]:
-    """Return the pod's attributes for a driver with `podInfoOnMount`."""
+    """Return the volume context entries for a driver with `podInfoOnMount`."""
     meta, prefix = pod.metadata, "csi.storage.k8s.io/"
     return {
         f"{prefix}pod.name": meta.name,

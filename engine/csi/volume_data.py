@@ -1,6 +1,6 @@
-"""Records the owner of a mount in vol_data.json next to it, before the first call to the driver.
+"""Records the driver and handle of a volume in vol_data.json next to its mount, before the first driver call.
 
-A later agent, or a kubelet, reads it to unmount the volume. The format is the kubelet's.
+A later agent, or a kubelet, reads the file to unmount the volume. The format is the kubelet's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = logging.getLogger("kubengine.csi")
 
 
 class VolumeData(msgspec.Struct, frozen=True):
-    """Identify a volume: the driver, the driver's name for it, whether it was made for one pod, and the
-    SELinux label that it is mounted with ('' for none).
+    """Identify a volume by its driver and handle. `ephemeral` volumes belong to one pod; `label` is the
+    SELinux label of the mount, '' for none.
     """
 
     driver: str

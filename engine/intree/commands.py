@@ -1,4 +1,4 @@
-"""Runs the machine's commands for volumes; an error names the package that has a missing command."""
+"""Runs the machine's commands for volumes. If a command is missing, the error names its package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PACKAGES: Final = {
     "umount": "mount (Debian, Ubuntu) or util-linux",
 }
 _HELPER_DIRECTORIES: Final = (Path("/sbin"), Path("/sbin/fs.d"), Path("/sbin/fs"))
-"""Where mount(8) looks for the program of a file system; it does not look in the PATH."""
+"""The directories in which mount(8) searches for mount helpers; it does not search the PATH."""
 
 
 async def run(command: Sequence[str], seconds: float) -> Printed:
@@ -51,7 +51,7 @@ def missing(command: str) -> str:
 
 
 def has_helper(kind: str, directories: Sequence[Path] = _HELPER_DIRECTORIES) -> bool:
-    """Tell whether mount(8) finds a program for a type of file system."""
+    """Tell whether mount(8) finds a mount helper for a type of file system."""
     return any((directory / f"mount.{kind}").exists() for directory in directories)
 
 

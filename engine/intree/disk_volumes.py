@@ -1,7 +1,7 @@
-"""Keeps disks that are mounted once for all pods and again for each pod, and detaches unused ones.
+"""Mounts disks once for all pods, bind-mounts them for each pod, and detaches unused ones.
 
-Which pods use a disk is read from the mounts and links of the pods, so an agent that is restarted, or that
-takes a kubelet's place, detaches nothing that is in use. A plugin adds how it attaches and detaches a disk.
+The users of a disk are read from the mounts and links of the pods. An agent that is restarted, or that
+replaces a kubelet, therefore detaches no disk in use. Subclasses attach and detach the disks of one plugin.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class Access(PartlyShown, frozen=True, kw_only=True):
-    """Describe how a pod uses a disk. `label` is the SELinux label to mount it with, '' for none. No text of
-    this value shows the secret.
+    """Describe how a pod uses a disk. `label` is the SELinux label to mount it with, '' for none. The `repr`
+    does not show the secret.
     """
 
     HIDDEN = frozenset(("secret",))
@@ -57,10 +57,10 @@ class Access(PartlyShown, frozen=True, kw_only=True):
 
 
 class AttachedDisk(Protocol):
-    """Describe a disk that knows its directory."""
+    """Describe a disk with its directory."""
 
     def directory(self, root: Path, *, block: bool) -> Path:
-        """Return where the disk is mounted for all pods, or has the directory of a block volume."""
+        """Return the mount point for all pods, or the directory of a block volume."""
 
 
 Disk = TypeVar("Disk", bound=AttachedDisk)
@@ -101,11 +101,11 @@ class DiskVolumes(ABC, Generic[Disk]):
     @abstractmethod
     async def _detach(self, directory: Path) -> None:
         """Detach a disk unless a pod uses it, and remove its directory. Raises a `KubengineError` or
-        `OSError` to be called again.
+        `OSError`, after which the call is retried.
         """
 
     async def start(self) -> None:
-        """Detach what an earlier agent left and no pod uses."""
+        """Detach disks that an earlier agent attached and no pod uses."""
         await self._sweep()
 
     async def stop(self) -> None:
@@ -118,11 +118,11 @@ class DiskVolumes(ABC, Generic[Disk]):
         return self._reserved.get(directory, set()) | self._shown_users(directory)
 
     def reserve(self, uid: str, disk: Disk, *, block: bool) -> None:
-        """Keep the disk attached, once it is, until the pod leaves."""
+        """Prevent the disk from being detached until the pod is released."""
         self._reserved[disk.directory(self._root, block=block)].add(uid)
 
     async def mount_for_all(self, disk: Disk, device: Path, access: Access) -> Path:
-        """Mount the device, which gets a file system if it is empty, and return where. Raises as `attach`."""
+        """Mount the device, and format it if it is empty; return the mount point. Raises as `attach`."""
         directory = disk.directory(self._root, block=False)
         async with self._turn(directory):
             if not await asyncio.to_thread(is_mount_point, directory):
@@ -133,7 +133,7 @@ class DiskVolumes(ABC, Generic[Disk]):
         return directory
 
     async def mount_for_pod(self, uid: str, name: str, directory: Path, access: Access) -> Path:
-        """Mount the disk's directory for a pod, and give it to the pod's group. Raises `OSError`."""
+        """Bind-mount the disk's directory for a pod, and set the fsGroup's ownership. Raises `OSError`."""
         target = pod_volume(self._root, uid, self._plugin, name)
         await to_own_thread(_bind, directory, target, access)
         return target
@@ -145,7 +145,7 @@ class DiskVolumes(ABC, Generic[Disk]):
         return await asyncio.to_thread(_link, pod_devices(self._root, uid, self._plugin) / name, device)
 
     async def release(self, uid: str) -> None:
-        """Take all disks from a pod, and detach unused ones in the background. Raises the first failure."""
+        """Unmount all disks of a pod, and detach unused ones in the background. Raises the first failure."""
         failure: Exception | None = None
         for point in await asyncio.to_thread(listed, plugin_directory(self._root, uid, self._plugin)):
             try:
@@ -170,7 +170,7 @@ class DiskVolumes(ABC, Generic[Disk]):
                 self._working.start(self._detach_until_done(directory), directory.name)
 
     async def _detach_until_done(self, directory: Path) -> None:
-        """Detach a disk that no pod uses; failures are tried again."""
+        """Detach a disk that no pod uses; failures are retried."""
         pauses, reported = iter(DETACH_RETRIES), ""
         try:
             while True:
@@ -192,7 +192,7 @@ class DiskVolumes(ABC, Generic[Disk]):
         )
 
     def _shown_users(self, directory: Path) -> set[str]:
-        """Return the uids of the pods with a mount of the disk, or a link to it."""
+        """Return the uids of the pods with a mount of the disk or a link to it. Blocking."""
         if self._is_block(directory):
             return self._block_users(directory)
         device = device_at(directory)
@@ -219,9 +219,9 @@ class DiskVolumes(ABC, Generic[Disk]):
 
 
 def _bind(directory: Path, target: Path, access: Access) -> None:
-    """Mount a directory at `target`, unless it is there, with the pod's group and options."""
+    """Mount a directory at `target`, unless it is mounted already, with the pod's group and options."""
     if not is_mount_point(target):
-        # The descriptor is the source of the mount: what it refers to cannot be replaced in between.
+        # Mounted by descriptor, so that the directory cannot be replaced in between.
         source = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if access.group is not None and not access.read_only:
@@ -230,12 +230,12 @@ def _bind(directory: Path, target: Path, access: Access) -> None:
             bind(source, target)
         finally:
             os.close(source)
-    # A bind mount ignores options when it is made; it takes them only in a remount (mount(8)).
+    # A bind mount ignores options when it is created; they take effect only in a remount (mount(8)).
     restrict(target, [*access.options, *(["ro"] if access.read_only else ())])
 
 
 def _link(link: Path, device: Path) -> Path:
-    # The link keeps the name in /dev/disk, which survives a restart; the device's own name may change.
+    # The link points to the name in /dev/disk, which survives a restart; the device's own name may change.
     found = device.resolve(strict=True)
     if not stat.S_ISBLK(found.stat().st_mode):
         raise Refused("not a block device", subject=str(device))

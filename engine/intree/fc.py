@@ -1,5 +1,7 @@
-"""Attaches Fibre Channel disks and detaches them: a disk is found through its links in /dev, if need be after
-a scan of all SCSI hosts, and is deleted from the kernel when no pod uses it.
+"""Attaches and detaches Fibre Channel disks.
+
+A disk is found through its links in /dev, if necessary after a scan of all SCSI hosts, and is deleted from
+the kernel when no pod uses it.
 
 Source: kubelet v1.36 (`pkg/volume/fc`).
 """
@@ -47,7 +49,7 @@ class FcVolumes(DiskVolumes[FcDisk]):
         devices = self._devices(disk)
         mapped = self._scsi.multipath(devices)
         if mapped is None:
-            # A multipath device is made of paths that a scan may still have to find.
+            # A scan may find further paths, from which multipathd builds the multipath device.
             self._scsi.rescan()
             devices = self._devices(disk)
             mapped = self._scsi.multipath(devices)
@@ -67,7 +69,7 @@ class FcVolumes(DiskVolumes[FcDisk]):
         return directory.parent.name == DEVICES
 
     def _block_users(self, directory: Path) -> set[str]:
-        """Return the pods with an entry in the directory that have a link to a device still."""
+        """Return the pods with an entry in the directory that still have a link to a device."""
         entries = (each.name for each in listed(directory))
         return {uid for uid in entries if listed(self._root / "pods" / uid / DEVICES / FC)}
 
@@ -81,7 +83,7 @@ class FcVolumes(DiskVolumes[FcDisk]):
             await asyncio.to_thread(remove_tree, directory)
 
     async def _has_another_volume(self, directory: Path) -> bool:
-        """Tell whether the disk has a directory in the other mode too, whose own turn comes to delete it."""
+        """Tell whether the disk also has a directory in the other volume mode; detaching that deletes it."""
         directories = await asyncio.to_thread(self._directories)
         return any(each.name == directory.name and each != directory for each in directories)
 
@@ -99,18 +101,19 @@ class FcVolumes(DiskVolumes[FcDisk]):
 
 
 def _record(directory: Path, users: Iterable[str], device: Path) -> None:
-    """Make the disk's directory, with a link for each pod that uses it as a device."""
+    """Create the disk's directory, with a link for each pod that uses it as a device."""
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     for uid in users:
         entry = directory / uid
-        # What is there already is of this pod: a kubelet's mount, which stays until the pod leaves.
+        # An existing entry that is not a link is a kubelet's mount for this pod; it stays until the pod is
+        # removed.
         if entry.is_symlink() or not entry.exists():
             entry.unlink(missing_ok=True)
             entry.symlink_to(device)
 
 
 async def _flush(devices: Iterable[Path]) -> None:
-    """Write out what is cached of disks; a failure is logged, as the disks may be gone."""
+    """Flush the buffers of disks. Failures are only logged, since the disks may be gone."""
     for device in devices:
         try:
             done = await run(["blockdev", "--flushbufs", str(device)], SECONDS)

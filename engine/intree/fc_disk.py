@@ -1,4 +1,4 @@
-"""Fibre Channel disks as values: how they are found, and the directories that they have. Pure.
+"""Describes Fibre Channel disks: their identifiers and directories. Pure.
 
 Source: kubelet v1.36 (`pkg/volume/fc`).
 """
@@ -20,8 +20,8 @@ _TARGETS: Final = re.compile(r"(?P<wwns>.+)-lun-(?P<lun>[0-9]{1,3})")
 
 
 class FcDisk(msgspec.Struct, frozen=True):
-    """Hold a LUN of targets (`wwns` and `lun`), or a disk with one of the identifiers `wwids`, in which
-    underscores take the place of spaces, as in /dev/disk/by-id.
+    """Identify a disk by a LUN of targets (`wwns` and `lun`) or by `wwids`. In `wwids`, underscores replace
+    spaces, as in /dev/disk/by-id.
     """
 
     wwns: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class FcDisk(msgspec.Struct, frozen=True):
         return f"{'-'.join(self.wwns)}-lun-{self.lun}" if self.wwns else "-".join(self.wwids)
 
     def directory(self, root: Path, *, block: bool) -> Path:
-        """Return where the disk is mounted for all pods, or has the directory of a block volume."""
+        """Return the mount point for all pods, or the directory of a block volume."""
         return (fc_devices(root) if block else fc_mounts(root)) / self.name
 
 
@@ -66,7 +66,9 @@ def disk_of(volume: FCVolume) -> FcDisk:
 
 
 def named(directory: Path) -> FcDisk:
-    """Return the disk of a directory. An identifier may contain the dash that joins several."""
+    """Return the disk of a directory. Identifiers are joined by dashes, and may contain dashes themselves:
+    the whole name and its parts are candidates.
+    """
     name = directory.name
     if targets := _TARGETS.fullmatch(name):
         return FcDisk(tuple(targets["wwns"].split("-")), int(targets["lun"]))

@@ -1,4 +1,4 @@
-"""Attaches iSCSI disks and detaches them: sessions with targets, their disks, multipath.
+"""Attaches and detaches iSCSI disks: logs in to targets, finds their disks, and uses multipath devices.
 
 Source: kubelet v1.36 (`pkg/volume/iscsi`).
 """
@@ -25,7 +25,7 @@ from engine.intree.paths import DEVICES, INTERFACE, ISCSI, iscsi_devices, iscsi_
 from engine.intree.scsi import ScsiDisks
 
 ROUNDS: Final = 5
-"""How often portals without a disk are tried, until two of them have one."""
+"""The number of attempts to find a disk at each portal, until two portals have one."""
 ROUNDS_WITH_TWO: Final = 2
 ENOUGH_PATHS: Final = 2
 DEVICE_SECONDS: Final = 30
@@ -38,7 +38,7 @@ log = logging.getLogger("kubengine.volumes")
 class IscsiVolumes(DiskVolumes[IscsiDisk]):
     """Mount the iSCSI disks of a node, below its directory `root`.
 
-    `pause` is how many seconds pass before a device that is not there yet is searched for again.
+    `pause` is the number of seconds between two searches for a device that has not appeared yet.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class IscsiVolumes(DiskVolumes[IscsiDisk]):
         directory = disk.directory(self._root, block=access.block)
         async with self._turn(directory):
             transport = await iscsiadm.transport(disk)
-            # Sessions belong to targets: two disks of one target must not log in and out at the same time.
+            # All disks of a target share its session: one must not log out while another logs in.
             async with self._turn(disk.iqn):
                 devices = await self._paths(disk, access, transport)
                 device = await self._one_device(disk, devices)
@@ -98,7 +98,7 @@ class IscsiVolumes(DiskVolumes[IscsiDisk]):
             host = (await asyncio.to_thread(self._scsi.hosts, disk.iqn)).get(portal)
             if host is None:
                 raise Refused(f"could not get SCSI host number for portal {portal} after logging in")
-        # Only this LUN: a scan of the whole host would attach disks that belong to other machines.
+        # Scan only this LUN: a scan of the whole host would attach disks that belong to other machines.
         await asyncio.to_thread(self._scsi.scan, host, disk.lun)
         link = device_links(disk, portal, transport)
         for _ in range(DEVICE_SECONDS):
@@ -120,7 +120,7 @@ class IscsiVolumes(DiskVolumes[IscsiDisk]):
         return devices[0]
 
     def _record(self, directory: Path, disk: IscsiDisk, block: bool) -> None:
-        """Write how to detach the disk before it is mounted over the record."""
+        """Write the disk's record, which detaching needs, before the mount hides the directory's content."""
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         if block or not is_mount_point(directory):
             replace_file(directory / RECORD, record(disk))
@@ -149,12 +149,12 @@ class IscsiVolumes(DiskVolumes[IscsiDisk]):
         mapped = await asyncio.to_thread(self._scsi.multipath, disks)
         if mapped is not None:
             await iscsiadm.flush_multipath(str(mapped))
-        # Deleted before the log-out: the kernel would report errors of disks that vanish under it.
+        # Deleted before the logout, since the kernel would report errors of disks that vanish.
         for each in disks:
             await asyncio.to_thread(self._scsi.delete, each)
         async with self._turn(disk.iqn):
             others = [d for d in await asyncio.to_thread(self._directories) if d != directory]
-            # The last disk of the target on this node.
+            # Log out only after the last disk of the target on this node.
             if not any(other.name.startswith(f"{disk.target}-lun-") for other in others):
                 await iscsiadm.log_out(disk)
             await asyncio.to_thread(_remove, directory)
@@ -172,7 +172,7 @@ class IscsiVolumes(DiskVolumes[IscsiDisk]):
 
 
 def _recorded(directory: Path) -> IscsiDisk:
-    """Return the disk of a directory, from its record or, without one, from its path."""
+    """Return the disk of a directory, from its record or, without a valid one, from its path."""
     try:
         with (directory / RECORD).open("rb") as file:
             return recorded(file.read(_MOST_RECORD))

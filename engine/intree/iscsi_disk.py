@@ -1,5 +1,4 @@
-"""A LUN of an iSCSI target as a volume: its portals, the interface that reaches it, its directories, and its
-record on disk. Pure.
+"""Describes iSCSI disks: portals, interface, directories, and the record on disk. Pure.
 
 Source: kubelet v1.36 (`pkg/volume/iscsi`).
 """
@@ -59,7 +58,7 @@ class IscsiDisk(msgspec.Struct, frozen=True):
         return f"{self.portal}-{self.iqn}"
 
     def directory(self, root: Path, *, block: bool) -> Path:
-        """Return where the disk is mounted for all pods, or has the directory of a block volume."""
+        """Return the mount point for all pods, or the directory of a block volume."""
         top = iscsi_devices(root) if block else iscsi_mounts(root)
         return top / f"{INTERFACE}{self.interface}" / f"{self.target}{_LUN}{self.lun}"
 
@@ -143,7 +142,7 @@ def recorded(data: bytes) -> IscsiDisk:
 
 
 def named(directory: Path) -> IscsiDisk:
-    """Return the disk that a directory's path tells of, for one without a record. Raises `InvalidInput`."""
+    """Return the disk of a directory without a record, parsed from its path. Raises `InvalidInput`."""
     found = _TARGET.fullmatch(directory.name)
     parent = directory.parent.name
     if found is None or not parent.startswith(INTERFACE):
@@ -153,7 +152,7 @@ def named(directory: Path) -> IscsiDisk:
 
 
 def device_links(disk: IscsiDisk, portal: str, transport: str) -> str:
-    """Return the pattern of the link that udev makes in /dev/disk/by-path for the disk at a portal."""
+    """Return the pattern of the link that udev creates in /dev/disk/by-path for the disk at a portal."""
     address = portal.replace("[", "").replace("]", "")
     adapter = "" if transport == TCP else "pci-*-"
     return f"{adapter}ip-{_literal(address)}-iscsi-{_literal(disk.iqn)}-lun-{disk.lun}"
@@ -171,9 +170,7 @@ def transport_of(shown: str) -> str:
 
 
 def interface_settings(shown: str, initiator: str) -> dict[str, str]:
-    """Return the settings that a copy of an interface gets, by name. Raises `InvalidInput` for an unknown
-    form.
-    """
+    """Return the settings of a copy of an interface, by name. Raises `InvalidInput` for unexpected output."""
     settings = {}
     for line in shown.splitlines():
         if not line.startswith("iface.") or "<empty>" in line:
@@ -188,6 +185,6 @@ def interface_settings(shown: str, initiator: str) -> dict[str, str]:
 
 
 def credentials(secret: Mapping[str, bytes], keys: tuple[str, ...]) -> dict[str, str]:
-    """Return those of the secret's values that iscsiadm takes, by the name of the setting."""
+    """Return the secret's values for iscsiadm settings, by setting name."""
     found = {key: secret.get(key, b"").decode(errors="surrogateescape") for key in keys}
     return {key: value for key, value in found.items() if value}

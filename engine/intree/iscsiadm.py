@@ -1,7 +1,7 @@
-"""Logs in to iSCSI targets and out of them with iscsiadm, in the kubelet's order of commands.
+"""Logs in to and out of iSCSI targets with iscsiadm, in the kubelet's order of commands.
 
-Secrets are arguments of the command, as iscsiadm takes them no other way; they are part of no message and
-no log.
+Secrets are passed as arguments, because iscsiadm accepts them in no other way. They never appear in a message
+or a log.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ async def log_in(
         raise Refused(f"failed to sendtargets to portal {portal}: {_why(discovered)}")
     node = ("node", "-p", portal, "-T", disk.iqn, "-I", disk.interface)
     try:
-        # Without this a session shows all LUNs of the target, those of other nodes too.
+        # Without this setting a session attaches all LUNs of the target, including those of other nodes.
         await _set(node, "node.session.scan", "manual", "node")
     except Refused as error:
         log.warning("iscsi: all LUNs of %s will be visible: %s", disk.iqn, error)
@@ -93,14 +93,14 @@ async def log_in(
         await _iscsiadm(*node, "-o", "delete")
         raise Refused(f"failed to attach disk: {_why(logged_in)}")
     try:
-        # Otherwise the machine's next boot logs in, and waits for a target that may be gone.
+        # Otherwise the machine logs in at its next boot, and waits for a target that may be gone.
         await _set(("node", "-p", portal, "-T", disk.iqn), "node.startup", "manual", "node")
     except Refused as error:
         log.warning("iscsi: the next boot will log in to %s: %s", disk.iqn, error)
 
 
 async def log_out(disk: IscsiDisk) -> None:
-    """Log out of the target at all portals, and delete what was created for that. Raises `Refused`."""
+    """Log out of the target at all portals, and delete the records of the sessions. Raises `Refused`."""
     for portal in disk.portals:
         node = ("node", "-p", portal, "-T", disk.iqn)
         for doing in (("--logout",), ("-o", "delete")):

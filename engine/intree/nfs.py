@@ -1,7 +1,7 @@
 """Mounts NFS exports for pods, each pod with its own mount.
 
-Nothing here opens or looks at a mounted directory: with a server that does not answer, that would block.
-Source: kubelet v1.36 (`pkg/volume/nfs`).
+This module never accesses a mounted directory, since that blocks if the server does not answer. Source:
+kubelet v1.36 (`pkg/volume/nfs`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NfsVolumes:
         self._root = root
 
     async def set_up(self, uid: str, name: str, volume: NFSVolume, options: Sequence[str]) -> Path:
-        """Mount the export for a pod and return where; what is mounted already stays.
+        """Mount the export for a pod, unless it is mounted already, and return the mount point.
 
         Raises `InvalidInput`, `Refused`, `Unavailable` or `OSError`.
         """
@@ -45,7 +45,7 @@ class NfsVolumes:
             "-t",
             "nfs",
             *(["-o", ",".join(given)] if given else ()),
-            # A server whose name begins with a dash would otherwise be an option.
+            # Without `--`, a server whose name begins with a dash would be an option.
             "--",
             source,
             str(target),
@@ -77,7 +77,7 @@ class NfsVolumes:
 
 
 def _source(volume: NFSVolume) -> str:
-    """Return what mount(8) takes: the server, in brackets if it is an IPv6 address, and the path."""
+    """Return the source argument of mount(8): `server:path`, with an IPv6 address in brackets."""
     if not volume.server or not volume.path.startswith("/") or "\0" in volume.server + volume.path:
         raise InvalidInput(
             f"expected a server and an absolute path, got server {volume.server!r} and path {volume.path!r}"
@@ -103,6 +103,6 @@ def _names(directory: Path) -> list[str]:
 
 
 def _remove(directory: Path) -> None:
-    """Remove an empty mount point; it is left if something was written below the mount."""
+    """Remove an empty mount point. It stays if files were written to it while nothing was mounted."""
     with suppress(OSError):
         directory.rmdir()

@@ -31,7 +31,7 @@ class ScsiDisks:
             for connection in sorted(session.glob("connection*")):
                 attributes = connection / "iscsi_connection" / connection.name
                 with suppress(OSError):
-                    # After a redirect, the persistent address is the portal that was asked for.
+                    # After a redirect, the persistent address is the portal that was requested.
                     for kind in ("", "persistent_"):
                         address = (attributes / f"{kind}address").read_text().strip()
                         port = (attributes / f"{kind}port").read_text().strip()
@@ -39,11 +39,11 @@ class ScsiDisks:
         return found
 
     def scan(self, host: int, lun: int) -> None:
-        """Have a host look for one LUN, and for no other. Raises `OSError`."""
+        """Scan a host for one LUN only. Raises `OSError`."""
         (self._sys / "class" / "scsi_host" / f"host{host}" / "scan").write_text(f"0 0 {lun}")
 
     def rescan(self) -> None:
-        """Have all hosts look for all disks; a host that fails is logged."""
+        """Scan all hosts for all disks; failures are logged."""
         for host in sorted((self._sys / "class" / "scsi_host").glob("*")):
             try:
                 (host / "scan").write_text("- - -")
@@ -83,7 +83,7 @@ class ScsiDisks:
         return next(iter(sorted((self._dev / "disk" / "by-path").glob(link))), None)
 
     def multipath(self, devices: Iterable[Path]) -> Path | None:
-        """Return the multipath device that one of the devices is a path of."""
+        """Return the multipath device of which one of the devices is a path."""
         for device in devices:
             with suppress(OSError):
                 name = device.resolve(strict=True).name
@@ -103,7 +103,7 @@ class ScsiDisks:
         return found
 
     def delete(self, disk: Path) -> None:
-        """Have the kernel forget a disk that nobody uses; one that is gone is fine."""
+        """Delete an unused disk from the kernel. A missing disk is ignored, and other failures are logged."""
         try:
             (self._sys / "block" / disk.name / "device" / "delete").write_text("1")
         except FileNotFoundError:
@@ -112,7 +112,7 @@ class ScsiDisks:
             log.warning("%s is not deleted: %s", disk, error.strerror)
 
     def _sessions(self, iqn: str) -> Iterator[tuple[int, Path]]:
-        """Return the sessions with a target and the number of the SCSI host of each."""
+        """Yield the sessions with a target, each with the number of its SCSI host."""
         for host in sorted((self._sys / "class" / "iscsi_host").glob("host*")):
             number = _HOST.fullmatch(host.name)
             if number is None:

@@ -102,4 +102,4 @@ def test_odd_names_of_files_are_left_alone(tmp_path: Path, text: str) -> None:
 def test_odd_project_ids_take_none(tmp_path: Path, text: str) -> None:
     listed = tmp_path / "projid"
     listed.write_text(f"web:{text}\nold:{FIRST}\n")
-    assert ProjectIds(tmp_path, NONE, Registry(), [listed])._taken() == {FIRST}
+    assert ProjectIds(tmp_path, NONE, Registry(), [listed])._used_ids() == {FIRST}

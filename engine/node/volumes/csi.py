@@ -1,4 +1,4 @@
-"""Sets up volumes of storage drivers: collects what the cluster says about them, then calls the driver.
+"""Sets up CSI volumes: reads their API objects (CSIDriver, VolumeAttachment, secrets), then calls the driver.
 
 Source: kubelet v1.36 (`pkg/volume/csi`, events of `operationexecutor`).
 """
@@ -86,9 +86,9 @@ class CsiVolumes:
         self._again: dict[str, set[str]] = {}
 
     async def set_up(
-        self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
+        self, pod: Pod, volume: Volume, bound: BoundVolume | None, removal: asyncio.Event
     ) -> MountedVolume:
-        """Set up a volume. `left` is set when nobody waits any longer. Raises `VolumeRefused`."""
+        """Set up a volume; stop waiting for its attachment when `removal` is set. Raises `VolumeRefused`."""
         wanted = _wanted(pod, volume, bound)
         making, publishing = _doing(wanted)
         with refusing(wanted.name, making):
@@ -104,7 +104,7 @@ class CsiVolumes:
             waiting = f"{'MapVolume' if wanted.block else 'MountVolume'}.WaitForAttach failed"
             with refusing(wanted.name, waiting):
                 try:
-                    attachment = await self._until(left, self._attached(wanted))
+                    attachment = await self._until(removal, self._attached(wanted))
                 except Refused as error:
                     if await self._limit_exceeded(wanted):
                         raise AttachLimitExceeded(volume.name, error.message) from error
@@ -120,7 +120,7 @@ class CsiVolumes:
                 staged = replace(wanted, secrets=await self._secret(secret, "NodeStageSecretRef"))
                 await self._mounting.stage(pod.uid, staged, driver, able, attached=attached)
         with refusing(wanted.name, publishing):
-            # Secrets and tokens are read for each call: a driver that is called again gets current ones.
+            # Read secrets and tokens before each call: a republishing driver needs current ones.
             published = await self._for_publishing(pod, volume, source, wanted, known)
             again = bool(spec_of(known).requires_republish)
             path = await self._mounting.publish(pod.uid, published, driver, able, again=again)
@@ -170,7 +170,7 @@ class CsiVolumes:
             ) from failure
 
     def _use(self, uid: str, wanted: CsiVolume) -> None:
-        """Report the volume as in use before it is used, so that nobody detaches it."""
+        """Report the volume as in use before it is used, so that the controller does not detach it."""
         name = paths.unique_name(wanted.driver, wanted.handle)
         self._used.setdefault(uid, set()).add(name)
         self._attachments.use(name, uid)
@@ -192,14 +192,14 @@ class CsiVolumes:
                 doing = "attacher.MountDevice failed to create newCsiDriverClient"
             raise Unavailable(f"{SAYS}{doing}: {error.message}") from error
 
-    async def _until(self, left: asyncio.Event, waiting: Coroutine[Any, Any, T]) -> T:
-        """Wait for something until nobody waits for the volume any longer."""
-        leaving = asyncio.ensure_future(left.wait())
+    async def _until(self, removal: asyncio.Event, waiting: Coroutine[Any, Any, T]) -> T:
+        """Wait for a coroutine, at most ATTACH_SECONDS and only until the removal of the pod's volumes."""
+        removed = asyncio.ensure_future(removal.wait())
         wanted = asyncio.ensure_future(waiting)
-        both: set[asyncio.Future[Any]] = {leaving, wanted}
+        both: set[asyncio.Future[Any]] = {removed, wanted}
         try:
             await asyncio.wait(both, timeout=ATTACH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            # First: the attachment may have come in the same turn as the removal.
+            # Checked first: both may have completed in the same turn of the event loop.
             if wanted.done():
                 return wanted.result()
             raise Refused("timed out waiting for the condition")
@@ -225,8 +225,8 @@ class CsiVolumes:
         raise Refused(f"volume {wanted.handle} is not attached for volume attachment {name}")
 
     async def _limit_exceeded(self, wanted: CsiVolume) -> bool:
-        """Tell whether the driver's controller refused the attachment because the node takes no more, and
-        have the driver's limit refreshed then.
+        """Tell whether the controller refused the attachment because the node's volume limit is exceeded. If
+        so, refresh the driver's limit.
         """
         name = paths.attachment_name(wanted.handle, wanted.driver, self._node)
         try:
@@ -245,8 +245,8 @@ class CsiVolumes:
         wanted: CsiVolume,
         known: CSIDriver | None,
     ) -> CsiVolume:
-        """Return the volume context with everything that the driver asks for; tokens are for file
-        systems only.
+        """Return the volume with the secrets, pod info and tokens that its CSIDriver requests. Block volumes
+        get no tokens.
         """
         if not wanted.block:
             check_mode(wanted.driver, known, wanted.mode)
@@ -264,7 +264,7 @@ class CsiVolumes:
         if wanted.block:
             return replace(wanted, secrets=secrets, attributes=attributes)
         tokens = await self._tokens(pod, spec)
-        # KEP-5538: many drivers log the volume context; secrets they do not.
+        # KEP-5538: many drivers log the volume context, but not the secrets.
         if spec.service_account_token_in_secrets:
             secrets |= tokens
         else:
@@ -297,7 +297,7 @@ class CsiVolumes:
 
 
 def _doing(volume: CsiVolume) -> tuple[str, str]:
-    """Return the names of the operations that fail before and after staging."""
+    """Return the kubelet's names for failures before and after staging."""
     if volume.block:
         return SET_UP_DEVICE, MAP_POD_DEVICE
     return MOUNT_DEVICE if volume.persistent else SET_UP, SET_UP

@@ -1,4 +1,4 @@
-"""Connects storage drivers with the node's pods; the CSI code is imported with the first driver or volume."""
+"""Connects CSI drivers with the node's pods. The CSI code is imported with the first driver or volume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CSI_PLUGIN: Final = "CSIPlugin"
 """The plugin type of drivers."""
 FILES_SECONDS: Final = 10.0
-"""Seconds for which measured files of volumes are shown at least."""
+"""The minimum number of seconds between two measurements of a volume."""
 
 
 class _Parts(NamedTuple):
@@ -74,7 +74,7 @@ class CsiStorage:
         return "_parts" in self.__dict__
 
     async def start(self) -> None:
-        """Mark what an earlier agent left staged as in use. Raises `Refused`."""
+        """Report volumes that an earlier agent left staged as in use. Raises `Refused`."""
         if paths.all_staged(self._root).exists():
             await self._parts.mounting.adopt_staged()
         self._attachments.complete()
@@ -89,10 +89,10 @@ class CsiStorage:
         await self._parts.drivers.deregister(name, socket)
 
     async def set_up(
-        self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
+        self, pod: Pod, volume: Volume, bound: BoundVolume | None, removal: asyncio.Event
     ) -> MountedVolume:
-        """Set up a volume. `left` is set when nobody waits any longer. Raises `VolumeRefused`."""
-        return await self._parts.volumes.set_up(pod, volume, bound, left)
+        """Set up a volume; stop waiting for its attachment when `removal` is set. Raises `VolumeRefused`."""
+        return await self._parts.volumes.set_up(pod, volume, bound, removal)
 
     def volumes_to_republish(self, uid: str) -> set[str]:
         """Return the names of a pod's volumes whose drivers want periodic NodePublishVolume calls."""

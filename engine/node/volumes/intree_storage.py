@@ -1,4 +1,5 @@
-"""Sets up NFS, iSCSI and Fibre Channel volumes, from claims or from a pod's own spec; imports the code late.
+"""Sets up NFS, iSCSI and Fibre Channel volumes, from claims or from a pod's spec. Imports each plugin on
+first use.
 
 Source: kubelet v1.36 (`pkg/volume/nfs`, `pkg/volume/iscsi`, `pkg/volume/fc`, events of `operationexecutor`).
 """
@@ -67,7 +68,7 @@ class InTreeStorage:
         return FcVolumes(self._root, self._tasks)
 
     async def start(self) -> None:
-        """Detach the disks that an earlier agent left and no pod uses."""
+        """Detach disks that an earlier agent attached and no pod uses."""
         if (self._root / "plugins" / "kubernetes.io" / "iscsi").exists():
             await self._iscsi.start()
         if (self._root / "plugins" / "kubernetes.io" / "fc").exists():
@@ -81,9 +82,9 @@ class InTreeStorage:
             await self._fc.stop()
 
     async def set_up(
-        self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
+        self, pod: Pod, volume: Volume, bound: BoundVolume | None, removal: asyncio.Event
     ) -> MountedVolume:
-        """Set up a volume. `left` is set when nobody waits any longer. Raises `VolumeRefused`."""
+        """Set up a volume; stop waiting for its attachment when `removal` is set. Raises `VolumeRefused`."""
         source, name = in_tree_source(volume, bound), volume_name(volume, bound)
         if isinstance(source, NFSVolume):
             options = [*_options(bound), *(["ro"] if _read_only(volume, bound) else ())]
@@ -95,14 +96,14 @@ class InTreeStorage:
             with refusing(name, _waiting(bound)):
                 fibre = fc_disk.disk_of(source)
             listed = fc_disk.unique_name(source)
-            return await self._set_up_disk(pod, volume, bound, source, (self._fc, fibre, listed), left)
+            return await self._set_up_disk(pod, volume, bound, source, (self._fc, fibre, listed), removal)
         assert isinstance(source, ISCSIVolume)
         from engine.intree import iscsi_disk
 
         with refusing(name, _waiting(bound)):
             disk = iscsi_disk.disk_of(name, source)
         listed = iscsi_disk.unique_name(source)
-        return await self._set_up_disk(pod, volume, bound, source, (self._iscsi, disk, listed), left)
+        return await self._set_up_disk(pod, volume, bound, source, (self._iscsi, disk, listed), removal)
 
     async def _set_up_disk(
         self,
@@ -111,15 +112,15 @@ class InTreeStorage:
         bound: BoundVolume | None,
         source: ISCSIVolume | FCVolume,
         attaching: tuple[DiskVolumes[Disk], Disk, str],
-        left: asyncio.Event,
+        removal: asyncio.Event,
     ) -> MountedVolume:
         """Set up the volume of a disk; `attaching` is its plugin, the disk, and its name in the status."""
         name, (plugin, disk, listed) = volume_name(volume, bound), attaching
         block = bound is not None and bound.block
         with refusing(name, _waiting(bound)):
             if self._attachments is not None:
-                await self._wait_until_attached(self._attachments, pod.uid, listed, left)
-            # Before the disk is attached, so that a release of another pod does not detach it meanwhile.
+                await self._wait_until_attached(self._attachments, pod.uid, listed, removal)
+            # Reserved before the disk is attached, so that a release by another pod does not detach it.
             await self._reserve(pod.uid, plugin, disk, bound)
             access = await self._access(pod, volume, bound, source)
             device = await plugin.attach(disk, access)
@@ -149,17 +150,18 @@ class InTreeStorage:
                 self._attachments.release(name, uid)
 
     async def _wait_until_attached(
-        self, attachments: Attachments, uid: str, name: str, left: asyncio.Event
+        self, attachments: Attachments, uid: str, name: str, removal: asyncio.Event
     ) -> None:
-        """Return when the node's status lists the volume as attached, after it was reported in use.
+        """Report the volume as in use, and wait until the Node's status lists it as attached.
 
-        The controller does nothing else for these volumes, but a kubelet waits for it. Raises `Refused`.
+        The controller only lists these volumes, and attaches nothing; the kubelet waits all the same. Raises
+        `Refused`.
         """
         self._attached.setdefault(uid, set()).add(name)
         attachments.use(name, uid)
-        leaving = asyncio.ensure_future(left.wait())
+        removed = asyncio.ensure_future(removal.wait())
         attached = asyncio.ensure_future(attachments.wait_until_attached(name))
-        both: set[asyncio.Future[Any]] = {leaving, attached}
+        both: set[asyncio.Future[Any]] = {removed, attached}
         try:
             await asyncio.wait(both, timeout=ATTACH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if not attached.done():
@@ -199,7 +201,7 @@ class InTreeStorage:
         )
 
     async def _secret(self, pod: Pod, bound: BoundVolume | None, source: ISCSIVolume) -> dict[str, bytes]:
-        """Return the CHAP credentials, which a pod's own volume has in the pod's namespace."""
+        """Return the CHAP credentials. The secret of a volume in the pod's spec is in the pod's namespace."""
         reference = source.secret_ref
         if reference is None or not (source.chap_auth_discovery or source.chap_auth_session):
             return {}
@@ -213,12 +215,12 @@ class InTreeStorage:
 
 
 def _waiting(bound: BoundVolume | None) -> str:
-    """Return the operation that waits for a disk."""
+    """Return the kubelet's name for a failure while waiting for a disk."""
     return f"{'MapVolume' if bound is not None and bound.block else 'MountVolume'}.WaitForAttach failed"
 
 
 def _read_only(volume: Volume, bound: BoundVolume | None) -> bool:
-    """Return whether to mount read-only: by the claim, as in the kubelet, not by the PersistentVolume."""
+    """Return whether to mount read-only. As in the kubelet, the claim decides, not the PersistentVolume."""
     if bound is not None:
         return is_read_only(volume)
     own = volume.nfs or volume.iscsi or volume.fc

@@ -35,7 +35,7 @@ from engine.host.mountinfo import mounts_below
 from engine.node.volumes import PodVolumes
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.contents import Contents
-from engine.node.volumes.pod_volumes import Given
+from engine.node.volumes.pod_volumes import VolumeSource
 from engine.node.volumes.sub_path import mount_sub_path
 
 pytestmark = pytest.mark.root
@@ -78,7 +78,7 @@ class Case:
         )
         self.pod.metadata.uid = "u"
 
-    def given(self, text: bytes) -> dict[str, Given]:
+    def given(self, text: bytes) -> dict[str, VolumeSource]:
         local = BoundVolume(ObjectMeta(name="pv"), LocalVolume(str(self.data)), directory=self.data)
         block = PersistentVolumeSpec(volume_mode=BLOCK)
         disk = BoundVolume(ObjectMeta(name="disk"), LocalVolume(str(self.disk)), block)
