@@ -1,11 +1,11 @@
 """Follows the pods that the API server assigns to this node, and reports their status.
 
-A pod has changed if its spec, labels, annotations or deletion changed; a change of the status alone only
-tells what the server knows (kubelet v1.36, `pkg/kubelet/config`). Mirror pods represent static pods and
+A pod counts as changed if its spec, labels, annotations or deletion changed. If only the status changed, the
+node's workers are not notified (kubelet v1.36, `pkg/kubelet/config`). Mirror pods represent static pods and
 never run.
 
-Names of pods become parts of paths. An API server refuses names that lead elsewhere; if a pod has one
-nevertheless, it is ignored.
+Names of pods become parts of paths. An API server refuses names that lead to another directory. A pod that
+has such a name nevertheless is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.cluster.pod_status_manager import PodStatusManager
 from engine.cluster.watching import ResourceWatch, WatchedResource, WatchHandler
 from engine.node.sources.pod_sink import API, LEAST_GRACE_SECONDS, PodSink
 
-_OURS = (SOURCE_ANNOTATION, SEEN_ANNOTATION, MIRROR_ANNOTATION)
+_AGENT_ANNOTATIONS = (SOURCE_ANNOTATION, SEEN_ANNOTATION, MIRROR_ANNOTATION)
 
 log = logging.getLogger("kubengine.pods")
 
@@ -47,9 +47,9 @@ class ApiPods:
         self._seen: dict[str, Pod] = {}
         self._static: dict[str, Pod] = {}
         self._ending: dict[str, Pod] = {}
-        """Static pods by full name that are no longer wanted and have not ended yet."""
-        self._back: set[str] = set()
-        """Uids of static pods that ended, are wanted again, and have not started again."""
+        """Static pods by full name that are no longer desired and have not terminated yet."""
+        self._restarting: set[str] = set()
+        """Uids of static pods that terminated, are desired again, and have not started again."""
         self._watch = ResourceWatch(
             client,
             WatchedResource("/api/v1/pods", Pod, f"spec.nodeName={node}"),
@@ -73,10 +73,10 @@ class ApiPods:
     # Reports from the node
 
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
-        if may_run and pod.uid in self._back:
-            self._back.discard(pod.uid)
-            self._show()
-        uid = self._in_api(pod)
+        if may_run and pod.uid in self._restarting:
+            self._restarting.discard(pod.uid)
+            self._update_mirrors()
+        uid = self._api_uid(pod)
         if uid:
             self._writer.report(uid, pod.status, may_run=may_run)
 
@@ -88,31 +88,35 @@ class ApiPods:
             await self._writer.wait_reported(pod.uid)
 
     def manifests_changed(self, pods: Sequence[Pod]) -> None:
-        """Take the wanted static pods. A pod that is no longer wanted keeps its mirror until it has ended."""
+        """Set the desired static pods. A pod that is no longer desired keeps its mirror until it has
+        terminated.
+        """
         before, self._static = self._static, {pod.full_name: pod for pod in pods if is_static(pod)}
         wanted = {pod.uid for pod in self._static.values()}
         for name, pod in before.items():
             if pod.uid not in wanted and self._pods is not None and self._pods.get(pod.uid) is not None:
                 self._ending.setdefault(name, pod)
-        self._back &= wanted
-        self._show()
+        self._restarting &= wanted
+        self._update_mirrors()
 
     def _static_ended(self, pod: Pod) -> None:
-        """Delete the mirror of an ended static pod, even if the same pod is wanted again."""
+        """Delete the mirror of a terminated static pod, even if the same pod is desired again."""
         ending, wanted = self._ending.get(pod.full_name), self._static.get(pod.full_name)
         if ending is None or ending.uid != pod.uid:
             return
         del self._ending[pod.full_name]
         if wanted is not None and wanted.uid == pod.uid:
-            self._back.add(pod.uid)
-        self._show()
+            self._restarting.add(pod.uid)
+        self._update_mirrors()
 
-    def _show(self) -> None:
+    def _update_mirrors(self) -> None:
         shown = {**self._static, **self._ending}
-        self._mirrors.set_static_pods({name: pod for name, pod in shown.items() if pod.uid not in self._back})
+        self._mirrors.set_static_pods(
+            {name: pod for name, pod in shown.items() if pod.uid not in self._restarting}
+        )
 
-    def _in_api(self, pod: Pod) -> str:
-        """Return the uid under which the API has the pod, or an empty text."""
+    def _api_uid(self, pod: Pod) -> str:
+        """Return the uid of the pod in the API, or an empty string; a static pod's is that of its mirror."""
         return self._mirrors.uid_of(pod) if is_static(pod) else pod.uid
 
     # Changes in the API
@@ -120,16 +124,16 @@ class ApiPods:
     def _replaced(self, pods: Sequence[Pod]) -> None:
         assert self._pods is not None
         mirrors = [pod for pod in pods if is_mirror(pod)]
-        wanted = [pod for pod in pods if not is_mirror(pod) and _can_have_a_place(pod)]
+        wanted = [pod for pod in pods if not is_mirror(pod) and _has_valid_names(pod)]
         for uid in self._seen.keys() - {pod.uid for pod in wanted}:
             self._forget(uid)
         for pod in wanted:
             self._writer.update(pod, listed=True)
-        # The list may be older than the node's last report: a pod that has ended here does not begin again.
-        here = [pod for pod in wanted if not self._writer.is_removed(pod.uid)]
-        statuses = [(pod.uid, pod.status) for pod in here]
-        self._pods.set_desired([self._known_as(pod) for pod in here], API)
-        # Only now are there workers to take the statuses over.
+        # The list may be older than the node's last report: a pod that has terminated must not start again.
+        live = [pod for pod in wanted if not self._writer.is_removed(pod.uid)]
+        statuses = [(pod.uid, pod.status) for pod in live]
+        self._pods.set_desired([self._node_pod(pod) for pod in live], API)
+        # Only after `set_desired` are there workers that can take over the statuses.
         for uid, status in statuses:
             self._pods.update_conditions(uid, status)
             self._report(uid)
@@ -144,16 +148,16 @@ class ApiPods:
             self._mirrors.changed(pod)
             self._mirror_changed(pod)
             return
-        if not _can_have_a_place(pod):
+        if not _has_valid_names(pod):
             return
         status = pod.status
         known = self._seen.get(pod.uid)
         self._writer.update(pod)
         if self._writer.is_removed(pod.uid):
             return
-        ours = self._known_as(pod)
-        if known is None or _is_changed(known, ours):
-            self._pods.update_pod(ours, API)
+        node_pod = self._node_pod(pod)
+        if known is None or _is_changed(known, node_pod):
+            self._pods.update_pod(node_pod, API)
             self._report(pod.uid)
         self._pods.update_conditions(pod.uid, status)
 
@@ -165,7 +169,7 @@ class ApiPods:
             return
         self._seen.pop(pod.uid, None)
         given = pod.metadata.deletion_grace_period_seconds
-        # The object is gone already, yet its containers get a moment to stop.
+        # The object is already deleted, but its containers still get at least the minimum grace period.
         grace = None if given is None else max(given, LEAST_GRACE_SECONDS)
         self._pods.remove_pod(pod.uid, API, grace)
 
@@ -174,7 +178,7 @@ class ApiPods:
         self._writer.forget(uid)
 
     def _mirror_changed(self, mirror: Pod, *, listed: bool = False) -> None:
-        """Send the static pod's status to a mirror that is new or that somebody else changed."""
+        """Send the static pod's status to a mirror that is new or was changed by another client."""
         assert self._pods is not None
         mirror.metadata.managed_fields = None
         self._writer.update(mirror, listed=listed)
@@ -188,21 +192,23 @@ class ApiPods:
         if pod is not None:
             self.pod_changed(pod, may_run=self._pods.may_run(uid))
 
-    def _known_as(self, pod: Pod) -> Pod:
-        """Return the pod as the node uses it: marked with this source, without server-side fields."""
+    def _node_pod(self, pod: Pod) -> Pod:
+        """Return the pod with this source in its annotations and without managed fields. An unchanged pod
+        keeps its earlier object.
+        """
         meta = pod.metadata
         meta.managed_fields = None
         known = self._seen.get(pod.uid)
         if known is not None and not _is_changed(known, pod):
             return known
-        kept = {k: v for k, v in pod.annotations.items() if k not in _OURS}
+        kept = {k: v for k, v in pod.annotations.items() if k not in _AGENT_ANNOTATIONS}
         meta.annotations = {**kept, SOURCE_ANNOTATION: SOURCE_API}
         self._seen[pod.uid] = pod
         return pod
 
 
-def _can_have_a_place(pod: Pod) -> bool:
-    """Tell whether each of its names is usable as the name of a file or directory."""
+def _has_valid_names(pod: Pod) -> bool:
+    """Tell whether all names of the pod are valid names of a file or directory; log an invalid one."""
     meta = pod.metadata
     parts = [*pod.every_container, *(pod.spec.volumes or ())]
     wrong = [
@@ -222,9 +228,9 @@ def _is_changed(known: Pod, pod: Pod) -> bool:
         or before.labels != now.labels
         or before.deletion_timestamp != now.deletion_timestamp
         or before.deletion_grace_period_seconds != now.deletion_grace_period_seconds
-        or _written(known) != _written(pod)
+        or _user_annotations(known) != _user_annotations(pod)
     )
 
 
-def _written(pod: Pod) -> dict[str, str]:
-    return {key: value for key, value in pod.annotations.items() if key not in _OURS}
+def _user_annotations(pod: Pod) -> dict[str, str]:
+    return {key: value for key, value in pod.annotations.items() if key not in _AGENT_ANNOTATIONS}

@@ -1,9 +1,9 @@
 """Lists the fields of a pod in the kubelet's internal structures, in the order of their printed form.
 
-Each paragraph line is one structure: its name, then its fields as `Name:type`, or `Name` alone for text. A
-leading `.` stands for `core.`. Structures that a manifest cannot contain are named but not listed. The facts
-are those of Kubernetes v1.36 (the internal core API); other minor versions have other fields, and so other
-uids.
+Each entry is one structure: its name, then its fields as `Name:type`, or `Name` alone for a string.
+Continuation lines are indented. A leading `.` stands for `core.`. Types that a manifest cannot contain are
+used but not listed. Source: Kubernetes v1.36 (the internal core API). Other minor versions have other fields,
+and so compute other uids.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ LISTED: Final = {
         line.partition(" ") for line in STRUCTURES.replace("\n  ", " ").strip().splitlines()
     )
 }
-"""The members of each structure as above, by its name as Go prints it."""
+"""The fields of each structure in the notation above, by the structure's name as Go prints it."""
 
 
 @cache

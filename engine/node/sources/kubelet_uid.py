@@ -25,7 +25,7 @@ from engine.node.sources.printed_quantity import printed_quantity
 _INLINE = {"TypeMeta", "VolumeSource", "ProbeHandler"}
 _POD_SECURITY = ("core.PodSpec", "SecurityContext")
 _HOST_FIELDS = ("host_network", "host_pid", "host_ipc", "share_process_namespace", "host_users")
-"""Fields of a manifest's spec that the kubelet's structure keeps in the security context."""
+"""Fields of a pod's spec that the kubelet's internal structure has in the security context."""
 _NO_SECURITY = (None, PodSecurityContext())
 _NUMBERS = {"int64", "int32"}
 _NIL_KINDS = ("*", "[]", "map[")
@@ -50,7 +50,7 @@ class _Manifest(msgspec.Struct):
 
 
 class Unprintable(Exception):
-    """Raised if the pod has a field whose printed form is not known here."""
+    """Raised if the printed form of one of the pod's fields is not known."""
 
 
 def kubelet_uid(pod: Pod, *, metadata: ObjectMeta, place: str) -> str:
@@ -158,14 +158,16 @@ def _braced(fields: Sequence[str]) -> str:
 
 
 class _Form(Enum):
-    """Name the form of a field. Most fields of a pod are absent, texts or numbers, which need no call."""
+    """Name the way in which a field is printed. Most fields are absent, strings or numbers, printed without a
+    call.
+    """
 
     TEXT = auto()
     NUMBER = auto()
     BOOL = auto()
     OTHER = auto()
     INLINE = auto()
-    """A structure whose fields the owner has itself."""
+    """An embedded structure: its fields are read from the owner."""
     INHERITED = auto()
     """The value depends on more than the field of that name."""
 
@@ -203,8 +205,9 @@ class _Member(msgspec.Struct, frozen=True):
 
 
 class _Field(NamedTuple):
-    """Describe a field of a structure, read from values of one class. `attribute` None is always absent;
-    `absent` is printed then, label included, unless it is empty.
+    """Describe a field of a structure for values of one class. The field is absent if `attribute` is None.
+
+    `absent`, which includes the label, is printed then, unless it is empty.
     """
 
     label: str
@@ -259,17 +262,17 @@ def _members(kind: str) -> list[_Member]:
 
 
 def _may_default(kind: str, value: Any) -> bool:
-    """Tell whether a structure gets defaults. A volume without a source is an emptyDir; other defaults stand
-    alone.
+    """Tell whether a structure gets defaults. A volume source gets one only if it is empty: it is an emptyDir
+    then.
     """
     sources = (name for name, _ in fields(kind))
     return kind != "core.VolumeSource" or all(_get(value, name) is None for name in sources)
 
 
 class _PodSecurity:
-    """Hold the host namespaces.
+    """Combine the security context with the host namespaces of the spec.
 
-    The kubelet's structure keeps them in the security context, a manifest in the spec.
+    They are fields of the spec in the API, but of the security context in the kubelet's internal structure.
     """
 
     def __init__(self, spec: Any) -> None:
@@ -296,7 +299,7 @@ def _bare_security(*host_fields: bool | None) -> str:
 
 @cache
 def _attributes(kind: type) -> dict[str, str]:
-    """Return the attributes of a class by their name as the kubelet spells it, in lower case."""
+    """Return the attributes of a class by the kubelet's names in lower case."""
     names: Sequence[str] = kind.__struct_fields__  # type: ignore[attr-defined]
     return {name.replace("_", ""): name for name in names}
 

@@ -1,6 +1,7 @@
-"""Static pods from a URL (`staticPodURL`), asked for every `httpCheckFrequency`.
+"""Reads static pods from a URL (`staticPodURL`) every `httpCheckFrequency`.
 
-What cannot be fetched or read keeps the pods that were last read. Source: kubelet v1.36 (`config/http.go`).
+If the URL cannot be fetched or parsed, the pods that were last read stay. Source: kubelet v1.36
+(`config/http.go`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ Headers = Mapping[str, Sequence[str]]
 
 
 def fetch(url: str, headers: Headers) -> bytes:
-    """Return the body of a 200 answer within 10 s. Raise Unavailable or Refused, naming the URL. Blocks."""
+    """Return the body of a response with status 200. Blocks for at most ANSWER_SECONDS.
+
+    Raises Unavailable or Refused, naming the URL.
+    """
     import http.client
     import urllib.error
     import urllib.request
@@ -60,8 +64,8 @@ def fetch(url: str, headers: Headers) -> bytes:
 class ManifestUrl:
     """Read the static pods of one URL.
 
-    `on_change(pods)` gets all of them after every change, and an empty answer once. `on_fault(error)` gets
-    what could not be used, the same fault once.
+    `on_change(pods)` is called with all pods after every change. `on_fault(error)` is called if the URL
+    cannot be fetched or parsed, but only once in a row for the same error.
     """
 
     def __init__(
@@ -111,7 +115,7 @@ class ManifestUrl:
             self._fault = ""
 
     def _read(self, data: bytes) -> None:
-        """Parse the pods of an answer; an empty one means no pods. Raise InvalidInput."""
+        """Parse the pods of a response; an empty response means no pods. Raise InvalidInput."""
         if not data:
             self._on_change([])
             raise InvalidInput("zero-length data received", subject=self._url)

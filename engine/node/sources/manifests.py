@@ -1,7 +1,7 @@
 """Reads static pods from a directory, watches it, and reads changed files again.
 
-A file that can no longer be parsed keeps the pods that it last contained, and its fault is reported once per
-content; other files are not affected.
+If a file can no longer be parsed, the pods that it last contained stay, and the error is reported once per
+content. Other files are not affected.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ Stamp = tuple[int, int, int]
 SETTLE_SECONDS = 0.02
 """Seconds to wait at most for further changes before a scan; never longer than the last scan took."""
 TICK_SECONDS = 0.02
-"""Seconds within which two writes may carry the same time stamp of the file system."""
+"""Seconds within which two writes may get the same timestamp from the file system."""
 READ_AT_ONCE = 64
-"""Manifests that are read before the first change is reported, and then again as many as have been read: each
-report passes on the whole list.
+"""The number of manifests that are read before the first report. It doubles with each report, because each
+report contains the whole list.
 """
 STEP_SECONDS = 60.0
 """Seconds after which a scan, or reading one manifest, counts as stuck."""
 RETRY_SECONDS = 0.2
 """Seconds until a failed read is tried again; the pause doubles each time."""
 FIRST_READ_SECONDS = 10.0
-"""Seconds for which an unreadable manifest keeps the list of pods from being complete."""
+"""Seconds for which an unreadable manifest delays the first list of pods."""
 
 
 class _File(msgspec.Struct, gc=False):
     stamp: Stamp | None = None
     pods: list[Pod] = msgspec.field(default_factory=list)
     digest: bytes = b""
-    """Of the content that `pods` were read from."""
+    """The digest of the content from which `pods` were parsed."""
 
 
 class ManifestDirectory:
     """Read the static pods of one directory, or of one file.
 
     `uids` returns the uid that a running pod already has. `on_change(pods)` receives the whole desired list
-    after every change; a pod whose manifest was removed and returned unchanged is missing from one list.
-    `on_fault(error)` receives what could not be used. A read error is not a change: the read is tried again,
+    after every change. If a manifest was removed and put back unchanged, one list is reported without its
+    pods. `on_fault(error)` receives errors of manifests. A read error is not a change: the read is retried,
     and no list is reported before everything was read once, unless a manifest stays unreadable. `scanned` is
     set after the first scan, whatever its result.
     """
@@ -89,7 +89,7 @@ class ManifestDirectory:
         self._known = self._changed = False
         self._unread: set[str] = set()
         self._removed_files: set[str] = set()
-        self._back: set[str] = set()
+        self._restored: set[str] = set()
         self.scanned = asyncio.Event()
 
     async def start(self) -> None:
@@ -120,7 +120,8 @@ class ManifestDirectory:
             try:
                 async with asyncio.timeout(retries.after(failures) if self._unread else self._period):
                     await self._dirty.wait()
-                # Tools write several manifests in a row: gather them, but never for longer than a read takes.
+                # Tools write several manifests in a row: wait for more, but never for longer than a read
+                # takes.
                 await asyncio.sleep(min(took, SETTLE_SECONDS))
             except TimeoutError:
                 pass
@@ -147,14 +148,14 @@ class ManifestDirectory:
         pods = self._desired()
         # A manifest that was removed and put back unchanged restarts its pod, as with a kubelet: the list
         # without the pod ends it, and the next one starts it again.
-        if self._back:
-            self._on_change([pod for pod in pods if pod.uid not in self._back])
-            self._back.clear()
+        if self._restored:
+            self._on_change([pod for pod in pods if pod.uid not in self._restored])
+            self._restored.clear()
         self._on_change(pods)
         self._changed = False
 
     async def _read_changes(self) -> None:
-        """Read what changed and report it in parts, so that the first of many pods start while others are
+        """Read changed files and report them in parts, so that the first of many pods start while others are
         read.
 
         Pods of unreadable files stay.
@@ -168,14 +169,14 @@ class ManifestDirectory:
         for count, path in enumerate(unread, 1):
             with self._task.step(STEP_SECONDS):
                 self._changed |= self._read_file(path, held)
-                # Lets pods start that were read before.
+                # Yield to the event loop, so that pods that were read before can start.
                 await asyncio.sleep(0)
                 if count in (reported, len(unread)):
                     self._report_changes()
                     reported = 2 * count
 
     async def _find_unread(self) -> list[str]:
-        """Forget files that are gone, and return those to read."""
+        """Forget files that were deleted, and return the paths of new and changed files."""
         self._unread.clear()
         try:
             found, faults = await asyncio.to_thread(_stamps, self._path)
@@ -212,8 +213,8 @@ class ManifestDirectory:
             else:
                 self._report(error)
             return False
-        # Two writes within one tick of the kernel's clock leave the same mtime, so a stamp proves only
-        # something about a file that is older than a tick.
+        # Two writes within one tick of the kernel's clock leave the same mtime, so an unchanged stamp proves
+        # unchanged content only if the file is older than a tick.
         if status.st_mtime < time.time() - TICK_SECONDS:
             file.stamp = _stamp(status)
         digest = blake2b(data, digest_size=16).digest()
@@ -238,7 +239,7 @@ class ManifestDirectory:
         if path in self._removed_files:
             self._removed_files.discard(path)
             before = {pod.uid: pod.spec for pod in file.pods}
-            self._back.update(pod.uid for pod in pods if before.get(pod.uid) == pod.spec)
+            self._restored.update(pod.uid for pod in pods if before.get(pod.uid) == pod.spec)
         file.pods, file.digest = pods, digest
         return True
 
@@ -276,11 +277,10 @@ class ManifestDirectory:
 
 
 def _stamps(path: Path) -> tuple[dict[str, Stamp], dict[str, InvalidInput]]:
-    """Return size, time and inode of every manifest by path, in the order of their names, and the unreadable
-    ones.
+    """Return size, mtime and inode of every manifest by path, in the order of names, and the errors by path.
 
-    Call it in a thread, because thousands of stat calls would block the event loop. Paths are texts, because
-    thousands of `Path` are slow to make and to compare, and large.
+    Call it in a thread, because thousands of stat calls would block the event loop. Paths are strings,
+    because thousands of `Path` objects are large, and slow to create and compare.
     """
     if not path.exists():
         return {}, {}

@@ -1,4 +1,4 @@
-"""States how the sources report the pods that should run on the node."""
+"""Defines how sources report the pods that should run on the node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MANIFESTS: Final = "manifests"
 MANIFEST_URL: Final = "manifest-url"
 API: Final = "api"
 LEAST_GRACE_SECONDS: Final = 1
-"""Seconds that a deleted pod gets at least."""
+"""The minimum grace period of a deleted pod, in seconds."""
 
 
 class PodSink(Protocol):
@@ -25,10 +25,10 @@ class PodSink(Protocol):
         """Add or update one pod of a source."""
 
     def remove_pod(self, uid: str, source: str, grace: int | None) -> None:
-        """Remove a pod that its source no longer has; `grace` in seconds, None for the pod's own."""
+        """Remove a pod that its source no longer has; `grace` in seconds, None for the pod's own period."""
 
     def update_conditions(self, uid: str, status: PodStatus) -> None:
-        """Take over what others write into the status that the API has of a pod."""
+        """Take over the conditions that other clients wrote to the pod's status in the API."""
 
     def get(self, uid: str) -> Pod | None:
         """Return the pod as the node has it."""

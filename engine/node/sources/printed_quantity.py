@@ -1,4 +1,4 @@
-"""Prints a quantity as Go prints the kubelet's structure of it: as parsed, not as an amount.
+"""Prints a quantity as Go prints the kubelet's `resource.Quantity`, whose fields depend on the original text.
 
 `0.5` and `500m` are the same amount but different structures: a number and a decimal scale if the text is
 short enough, an arbitrary-precision number otherwise. Source: `resource.Quantity` of Kubernetes v1.36.
@@ -57,7 +57,7 @@ def _unit(suffix: str) -> tuple[int, str]:
 
 
 def _short(whole: str, fraction: str, exponent: int, kind: str) -> tuple[int, int] | None:
-    """Return number and decimal scale, or None if 64 bits may be too few."""
+    """Return the number and the decimal scale, or None if the number may not fit into 64 bits."""
     if kind == BINARY_SI:
         if fraction or 14 - len(whole) - exponent * 3 // 10 < 0:
             return None

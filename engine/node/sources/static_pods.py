@@ -1,9 +1,9 @@
 """Converts manifests to static pods with the names, uids and annotations that a kubelet gives them.
 
-Pure, except that it modifies the given manifest. A manifest with the annotation
-`kubernetes.io/config.source: api` is not a static pod: it is critical only by its priority, and it keeps its
-name. The uid depends on the manifest's file and content, so a changed manifest is a new pod. Amounts of CPU
-and memory that keep the QoS class are left out of the digest, so that they can be resized in place.
+Pure, except that it modifies the given manifest. A manifest with the annotation `kubernetes.io/config.source:
+api` is not a static pod: it is critical only by its priority, and its name gets no suffix. The uid depends on
+the manifest's path and content, so a changed manifest is a new pod. The digest leaves out CPU and memory
+amounts, so that a pod can be resized in place unless its QoS class changes.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ def static_pod(
     """Convert `manifest` to the static pod of this node. `origin` is its file or URL (`source`), and its
     position there.
 
-    `uid_of(pod, digest, new)` returns the uid of a pod without one, or the digest as a fallback. The pod has
-    its final name by then; the digest stays the same as long as the manifest still means the same pod;
-    `new()` returns what a kubelet would assign. Raises `InvalidInput` naming the origin and every wrong
-    field.
+    `uid_of(pod, digest, new)` returns the uid of a pod whose manifest has none. The pod has its final name by
+    then; an unchanged digest means the same pod; `new()` returns the uid that a kubelet would assign. Raises
+    `InvalidInput` naming the origin and every invalid field.
     """
     pod, given = manifest, msgspec.structs.replace(manifest.metadata)
     apply_defaults(pod)
@@ -83,13 +82,13 @@ def static_pod(
     if not from_api and source == SOURCE_FILE:
         pod.spec.tolerations = _tolerating_all(pod.spec.tolerations or [])
     pod.status.phase = "Pending"
-    # Only now: the kubelet's uid is a hash of the pod as its manifest gives it, status included.
+    # Set last, because the kubelet computes the uid from the manifest's pod, including its empty status.
     pod.status.qos_class = qos
     return pod
 
 
 def _tolerating_all(tolerations: list[Toleration]) -> list[Toleration]:
-    """Add the toleration of all taints to a static pod, in place of the manifest's own."""
+    """Add the toleration of all NoExecute taints; it replaces the same toleration with limited seconds."""
     everything = Toleration(operator="Exists", effect="NoExecute")
     others = [
         everything if msgspec.structs.replace(one, toleration_seconds=None) == everything else one
@@ -118,13 +117,13 @@ def _digest(pod: Pod, node_name: str, origin: str, qos: str) -> str:
 
 
 class StaticUids:
-    """Choose the uids of one source's pods: those of the running pods, as long as the manifests are the same.
+    """Choose the uids of one source's pods. A running pod keeps its uid while its manifest stays the same.
 
     A kubelet's uid for a manifest depends on the kubelet's version and on every field. A pod that a kubelet
-    left running, or that has finished, is therefore recognized by what the runtime holds: name, namespace,
-    the label of a static pod, and containers that agree with the manifest. Such a pod is adopted without a
-    restart. The manifest of each uid is stored with the accepted pod, so that an edit during downtime is
-    noticed. `records()` returns what the runtime holds.
+    left running, or that has finished, is therefore recognized by its records in the runtime: name,
+    namespace, the label of a static pod, and containers that agree with the manifest. Such a pod is adopted
+    without a restart. The manifest's digest is stored for each uid, so that an edit during downtime is
+    detected. `records()` returns the pods in the runtime.
     """
 
     def __init__(self, records: Callable[[], Iterable[PodRecord]], accepted: AcceptedSpecs) -> None:
@@ -142,7 +141,7 @@ class StaticUids:
         return newest
 
     def choose(self, pod: Pod, digest: str, new: Callable[[], str], held: Mapping[str, PodRecord]) -> str:
-        """Return the uid of a pod with its final name: that of the same running pod, or `new()`."""
+        """Return the uid of the same pod in the runtime, or `new()`. The pod must have its final name."""
         record = held.get(pod.full_name)
         uid = record.uid if record is not None and self._comes_from(record, pod, digest) else new()
         self._accepted.set_manifest(uid, digest)

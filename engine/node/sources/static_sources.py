@@ -1,4 +1,4 @@
-"""The node's static pods: those of the manifest directory and of the manifest URL, where it has them."""
+"""Reads the node's static pods from the manifest directory and the manifest URL, if they are configured."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class StaticSources:
     """Read all sources of static pods.
 
-    `desired(pods, source)` gets each source's whole list after every change, `mirrored(pods)` then the lists
-    of all sources. `records()` returns what the runtime holds.
+    After every change, `desired(pods, source)` is called with the source's whole list, and then
+    `mirrored(pods)` with the lists of all sources. `records()` returns the pods in the runtime.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class StaticSources:
             )
 
     async def start(self) -> None:
-        """Start the sources; return once the directory was read, without waiting for the URL."""
+        """Start the sources and wait until the directory has been read; the URL is read in the background."""
         if self._directory is not None:
             await self._directory.start()
             await self._directory.scanned.wait()
