@@ -1,7 +1,7 @@
-"""Talks to the control plane: how to reach it, the node's identity, and what it reports and receives.
+"""Connects to the API server: configuration, the node's identity, reports and watches.
 
-`kubeconfig` reads the file; `credentials` hold what it names and read it again when it changes;
+`kubeconfig` reads the file; `credentials` loads tokens and certificates, and reloads them when they change;
 `certificates` requests and stores certificates; `client` calls the API server; `watching` follows a list.
-Deciding modules are pure. The package imports `api`, `metrics`, `host` and `transport`, and knows nothing
-about the life of pods: the node passes in what is to be reported.
+Deciding modules are pure. The package imports `api`, `metrics`, `host` and `transport`, and does not depend
+on the lifecycle of pods: the node passes in the statuses to report.
 """

@@ -26,10 +26,10 @@ REQUEST_SECONDS: Final = 30.0
 MAX_ANSWER: Final = 64 << 20
 MAX_ERROR: Final = 64 << 10
 MAX_LINE: Final = 16 << 20
-"""Bytes of one watch event: ten times what etcd takes of an object."""
+"""The maximum bytes of one watch event: ten times etcd's limit for an object."""
 LINES_IN_A_TURN: Final = 64
 LONGEST_WAIT: Final = 60.0
-"""Seconds that a busy server may ask for before it is asked again."""
+"""The maximum seconds of a Retry-After that are respected."""
 TRIES_WHEN_BUSY: Final = 10
 STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"
 MERGE: Final = "application/merge-patch+json"
@@ -75,7 +75,7 @@ class _Details(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Hold the fields of metav1.Status that are read."""
+    """Hold the fields of metav1.Status that the client reads."""
 
     code: int = 0
     reason: str = ""
@@ -91,9 +91,9 @@ class ApiClient:
     own.
 
     Every method raises `ApiError` if the server refuses and `Unavailable` if it cannot be reached in time.
-    After 429, a call is repeated when the server allows it; after 401, once, with credentials that were read
-    again. `rate` limits all calls but watches, events and the node's heartbeats (its Node and lease), as in
-    the kubelet; the wait does not count towards a call's deadline.
+    After 429, a call is retried after the server's Retry-After; after 401, it is retried once with reloaded
+    credentials. `rate` limits all calls but watches, events and the node's heartbeats (its Node and lease),
+    as in the kubelet; the wait does not count towards a call's deadline.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ApiClient:
         """Yield the lines of a watch. Its response headers have the deadline of any other call."""
         try:
             async with asyncio.timeout(self.timeout):
-                # Only the head has a deadline: the body of a watch goes on as long as the server likes.
+                # Only the response headers have a deadline; the body of a watch has none.
                 exchange = await self._request("GET", path, params, b"", "")
         except TimeoutError:
             raise self._too_late(f"{self.peer}: GET {path}") from None
@@ -159,7 +159,7 @@ class ApiClient:
         return decoded
 
     def set_back(self) -> None:
-        """Note that the server's store was replaced by an older one, which invalidates all known resource
+        """Handle that the server's store was replaced by an older one, which invalidates all known resource
         versions.
 
         Closes every connection; `was_set_back` keeps watches from continuing at an old version.
@@ -209,7 +209,7 @@ class ApiClient:
         busy = 0
         refused: int | None = None
         while True:
-            # Before each try: a token or certificate may have been renewed on disk since.
+            # Refreshed before each attempt: a token or certificate may have been renewed on disk.
             await self._credentials.refresh(refused=refused)
             reading = self._credentials.reading
             headers = [
@@ -224,12 +224,12 @@ class ApiClient:
                 return exchange
             async with exchange:
                 error = await self._error(exchange, method, path)
-            # Only once: credentials that are still refused after reading them again are wrong, not outdated.
+            # Only once: credentials that are refused after a reload are wrong, not outdated.
             if error.code == 401 and refused is None:
                 refused = reading
             elif error.code == 429 and busy < TRIES_WHEN_BUSY:
                 busy += 1
-                # Spread out, since all clients of a busy server get the same Retry-After.
+                # With jitter, since all clients of a busy server get the same Retry-After.
                 await asyncio.sleep((error.retry_after or 1.0) * random.uniform(1.0, 1.2))
             else:
                 raise error
@@ -265,8 +265,8 @@ class ApiClient:
 
 
 def _is_unlimited(path: str) -> bool:
-    """Tell whether the kubelet sends such a call through a client without a rate limit: heartbeats,
-    events.
+    """Tell whether the call is a heartbeat or an event, which the kubelet sends through clients of their own,
+    outside this rate limit.
     """
     heartbeat = path.startswith(("/api/v1/nodes", "/apis/coordination.k8s.io/"))
     return heartbeat or _EVENTS.fullmatch(path) is not None
@@ -286,10 +286,11 @@ async def _split(exchange: Exchange) -> AsyncIterator[bytes]:
     rest = bytearray()
     async for data in exchange.chunks():
         rest += data
-        # Without newlines, a server that is hostile or broken would fill the memory.
+        # A hostile or broken server that sends no newline would otherwise exhaust the memory.
         if len(rest) > MAX_LINE:
             raise Refused(f"an event of more than {MAX_LINE} bytes")
-        # Splitting the whole rest for each piece of a long line would take quadratic time.
+        # Split only when a newline arrives: splitting for each chunk of a long line would take quadratic
+        # time.
         if b"\n" not in data:
             continue
         *lines, tail = rest.split(b"\n")
@@ -326,7 +327,7 @@ class RequestMetrics:
         self._count(method, str(status), seconds)
 
     def failed(self, method: str, seconds: float) -> None:
-        """Count a request without a response, or one that nobody waits for any longer."""
+        """Count a request without a response, or one whose caller was cancelled."""
         self._count(method, FAILED, seconds)
 
     def _count(self, method: str, code: str, seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""Holds the node's credentials for the API server, and reads them again when they change.
+"""Loads the node's credentials for the API server, and reloads them when they change.
 
-A token file is read each minute, certificate files when a check each minute finds them changed, and an exec
-plugin is called when its credentials expire (client-go v1.36). A 401 reads everything at once.
+Token and certificate files are read every minute, and an exec plugin is called when its credentials expire
+(client-go v1.36). After a 401, everything is reloaded at once.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _ExecCredential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Credentials:
-    """Provide `headers()` and `context()` for the next request; listeners are called when connections are
-    outdated.
+    """Provide `headers()` and `context()` for the next request. The listener is called when the TLS
+    credentials change, which makes existing connections outdated.
 
     `pair()` is a file whose certificate and key take precedence over the kubeconfig's.
     """
@@ -80,7 +80,7 @@ class Credentials:
         self._read_at = float("-inf")
 
     async def refresh(self, *, refused: int | None = None) -> None:
-        """Read what may have changed; `refused` is the number of the `reading` that got a 401.
+        """Reload credentials if due; `refused` is the number of the `reading` that got a 401.
 
         If it cannot be read, the known credentials stay in use, unless they were refused. Raises
         InvalidInput or Refused naming the file.
@@ -88,7 +88,7 @@ class Credentials:
         if not self._is_due() and refused != self.reading:
             return
         async with self._reading:
-            # Many requests may get their 401 at once; the first of them reads the files for all.
+            # Many requests may get a 401 at once; the first of them reloads the files for all.
             if not self._is_due() and refused != self.reading:
                 return
             try:
@@ -97,14 +97,14 @@ class Credentials:
             except KubengineError as error:
                 if self._context is None or refused == self.reading:
                     raise
-                # So that a file that cannot be read is tried once a minute, and not for each request.
+                # So that an unreadable file is retried once a minute, and not for each request.
                 self._read_at = self._clock()
                 log.warning("cannot reload the credentials: %s", error)
                 return
             before, self._tls, self._context = self._tls, tls, context
             self._token, self._expires, self._read_at = token, expires, self._clock()
             self.reading += 1
-            # Connections keep the certificate with which they were made. A new token needs no new connection.
+            # A connection uses one certificate for its lifetime, while a new token needs no new connection.
             if before is not None and before != tls:
                 self._changed()
 

@@ -1,7 +1,7 @@
-"""Keeps the volume limits of this node's storage drivers current (MutableCSINodeAllocatableCount).
+"""Updates the volume limits of this node's CSI drivers (MutableCSINodeAllocatableCount).
 
-If a CSIDriver has `nodeAllocatableUpdatePeriodSeconds`, its driver is asked with this period how many volumes
-the node takes. Source: kubelet v1.36 (`pkg/volume/csi/csi_node_updater.go`).
+If a CSIDriver has `nodeAllocatableUpdatePeriodSeconds`, the driver's limit is read with this period. Source:
+kubelet v1.36 (`pkg/volume/csi/csi_node_updater.go`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CSI_DRIVERS: Final = "/apis/storage.k8s.io/v1/csidrivers"
 log = logging.getLogger("kubengine.cluster")
 
 Refresh = Callable[[], Awaitable[None]]
-"""Asks a driver and writes its limit into the CSINode. Raises `KubengineError`."""
+"""Reads a driver's limit and writes it to the CSINode. Raises `KubengineError`."""
 
 
 class CsiLimits:
@@ -44,7 +44,7 @@ class CsiLimits:
         self._running: dict[str, tuple[int, asyncio.Task[None]]] = {}
 
     def keep(self, driver: str, refresh: Refresh) -> None:
-        """Refresh the limit of a registered driver by its period until it is dropped."""
+        """Refresh the limit of a registered driver periodically, until `drop`."""
         self._drivers[driver] = refresh
         if not self._begun:
             self._begun = True

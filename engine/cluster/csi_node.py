@@ -1,4 +1,4 @@
-"""Publishes this node's storage drivers: the CSINode, and their annotation and labels on the Node.
+"""Publishes this node's CSI drivers in the CSINode, and in an annotation and labels of the Node.
 
 Source: kubelet v1.36 (`pkg/volume/csi/nodeinfomanager`).
 """
@@ -65,7 +65,9 @@ class CsiNodeManager:
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
-        """Create the CSINode without drivers: the scheduler takes a missing CSINode for an unknown limit."""
+        """Create the CSINode without drivers, because without a CSINode the scheduler does not know the
+        limits.
+        """
         await self._registered.wait()
         async with self._turn:
             known = await self._known()
@@ -103,7 +105,7 @@ class CsiNodeManager:
         return await self._limits.exhausted(driver)
 
     async def update_limit(self, driver: str, most_volumes: int) -> None:
-        """Write another limit of an installed driver. Raises `Refused`."""
+        """Change the limit of an installed driver. Raises `Refused`."""
         text = "error updating {} object with CSI driver node info: {}"
         await self._retried(text, "CSINode", lambda: self._put_limit(driver, most_volumes))
 

@@ -1,8 +1,8 @@
-"""Decides how events go to the API server: unchanged, counted up, combined, or not at all.
+"""Decides whether an event is written to the API server as it is, counted, combined with others, or dropped.
 
-Pure; the rules of client-go's correlator (tools/record, v1.36). A repeated event is counted up. From
-`SIMILAR` messages of one reason about one object within `WINDOW` seconds on, one combined event is counted
-up instead. One object may emit `BURST` events at once and one more each `REFILL` seconds.
+Pure. Source: client-go's correlator (tools/record, v1.36). A repeated event increments the count of the first
+one. From `SIMILAR` messages of one reason about one object within `WINDOW` seconds on, one combined event is
+counted up instead. One object may emit `BURST` events at once and one more each `REFILL` seconds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class EventSeries:
         return entry if self._is_within_budget(about, event.at) else None
 
     def recreated(self, entry: EventToWrite, name: str) -> EventToWrite:
-        """Create the event again under `name`, because the server has forgotten the one to count up."""
+        """Create the event again under `name`, because the server no longer has the one to count up."""
         made = replace(entry, name=name, count=1, first=entry.event.at)
         _remember(self._written, entry.key, made)
         return made
@@ -99,7 +99,7 @@ class EventSeries:
         _remember(self._similar, reason, similar)
         if len(similar.messages) < SIMILAR:
             return False
-        similar.messages.pop()  # keeps the set at its limit; which message leaves it does not matter
+        similar.messages.pop()  # bounds the set; any message may be removed
         return True
 
 

@@ -66,7 +66,7 @@ def event_object(entry: EventToWrite, node: str) -> dict[str, Any]:
 
 
 def _is_expected(error: ApiError) -> bool:
-    """Tell whether the Event's namespace is being deleted or gone, or the Event exists: nobody misses it."""
+    """Tell whether the error is normal: the namespace is being deleted or gone, or the Event exists."""
     return "NamespaceTerminating" in error.causes or error.reason in ("AlreadyExists", "NotFound")
 
 
@@ -121,13 +121,13 @@ class EventWriter:
     async def _send(self, entry: EventToWrite) -> None:
         value = event_object(entry, self._node)
         all_events = f"/api/v1/namespaces/{value['metadata']['namespace']}/events"
-        # A repetition raises the count of the Event that exists, instead of making another.
+        # A repeated event increments the count of the existing Event.
         if entry.count > 1:
             patch = {field: value[field] for field in ("count", "lastTimestamp", "message")}
             try:
                 await self._client.patch(f"{all_events}/{entry.name}", patch, msgspec.Raw)
             except ApiError as error:
-                # The server keeps Events for an hour by default, the series here may be older.
+                # The server keeps Events for an hour by default, but this series may be older.
                 if error.code != 404:
                     raise
                 value = event_object(self._series.recreated(entry, self._name(entry.event)), self._node)

@@ -77,7 +77,7 @@ class Kubeconfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefix(self) -> str:
-        """Return the path before `/api`, if the server is behind one."""
+        """Return the server URL's path, which precedes `/api`, or ''."""
         return urlsplit(self.cluster.server).path.rstrip("/")
 
 

@@ -1,7 +1,7 @@
 """Renews the node's lease in kube-node-lease every quarter of its duration.
 
-Facts of kubelet v1.36: 40 s long, renewed every 10 s by a PUT of the last seen object, five tries; after a
-conflict it is read again, a missing one is created, and the Node owns it.
+As in kubelet v1.36, a lease lasts 40 s and is renewed every 10 s by a PUT of the last known object, with five
+attempts. After a conflict it is read again, a missing lease is created, and the Node owns it.
 
 Only the node writes its lease. If the server's lease is older than the last one written, or missing, the
 store was replaced by an older one and may have lost other objects too.
@@ -96,12 +96,12 @@ class LeaseController:
             try:
                 return await self._client.update(f"{self._all}/{self._node}", self._next(self._lease), Lease)
             except ApiError as error:
-                # 409: somebody else wrote the lease (an agent before a restart). 404: it was deleted, or the
-                # store is older.
+                # 409: another client wrote the lease (an agent before a restart). 404: it was deleted, or the
+                # store was replaced by an older one.
                 if error.code not in (404, 409):
                     raise
         known = await self._read()
-        # Before `lost` is called: a failure below must not report the same loss again.
+        # Assigned before `lost` is called, so that a failure below does not report the same loss again.
         before, self._lease = self._lease, known
         if before is not None and (known is None or is_newer(before.metadata, known.metadata)):
             log.warning("the API server no longer has the node's lease: listing all resources again")

@@ -44,7 +44,7 @@ def mirror_of(static: Pod, node: str, node_uid: str) -> dict[str, Any]:
 
 
 def represents(mirror: Pod, static: Pod) -> bool:
-    """Tell whether a mirror represents this static pod as it is."""
+    """Tell whether a mirror pod has the hash of this static pod, and is not being deleted."""
     same = mirror.annotations.get(MIRROR_ANNOTATION) == _hash(static)
     return same and mirror.metadata.deletion_timestamp is None
 
@@ -52,8 +52,8 @@ def represents(mirror: Pod, static: Pod) -> bool:
 class MirrorPods:
     """Maintain the mirrors of static pods.
 
-    The owner calls `set_static_pods` with the static pods by full name, and `replaced`, `changed` and
-    `deleted` with the news of a watch. Nothing is written before both are known.
+    The owner calls `set_static_pods` with the static pods by full name, and forwards the events of a watch to
+    `replaced`, `changed` and `deleted`. Nothing is written before both have been received.
     """
 
     def __init__(self, client: ApiClient, node: str, *, node_uid: Callable[[], str]) -> None:
@@ -161,7 +161,7 @@ class MirrorPods:
         try:
             await self._client.delete(f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}", options)
         except ApiError as error:
-            # 409: another pod has the name now, so this mirror is gone as well.
+            # 409: another pod has the name now, so this mirror no longer exists.
             if error.code not in (404, 409):
                 raise
         known = (self._mirrors or {}).get(mirror.full_name)

@@ -1,4 +1,6 @@
-"""Computes what a node writes into its Node object, and when (kubelet v1.36, kubelet_node_status.go)."""
+"""Computes the node's updates of its Node object, and when to send them (kubelet v1.36,
+kubelet_node_status.go).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ DEFAULT_LABELS = (
     "beta.kubernetes.io/arch",
 )
 RECONCILED_LABELS = ("kubernetes.io/os", "kubernetes.io/arch")
-"""Labels that a running agent restores when somebody changes or removes them."""
+"""Labels that a running agent restores when another client changes or removes them."""
 CONTROLLER_ATTACHES = "volumes.kubernetes.io/controller-managed-attach-detach"
 _HEARTBEAT = "lastHeartbeatTime"
 
@@ -43,7 +45,7 @@ def registration(wanted: Node, *, controller_attaches: bool = True) -> dict[str,
 
 
 def reconciliation(known: Node, wanted: Node, *, controller_attaches: bool = True) -> dict[str, Any]:
-    """Return the patch of an existing Node: default labels and the annotation; foreign fields stay."""
+    """Return the patch of an existing Node: default labels and the annotation. Other fields stay."""
     labels, annotations = known.metadata.labels or {}, known.metadata.annotations or {}
     ours = wanted.metadata.labels or {}
     stale = {name: ours[name] for name in DEFAULT_LABELS if name in ours and labels.get(name) != ours[name]}
@@ -55,8 +57,8 @@ def reconciliation(known: Node, wanted: Node, *, controller_attaches: bool = Tru
 
 
 def metadata_patch(known: ObjectMeta, wanted: ObjectMeta) -> dict[str, Any]:
-    """Return what a running agent writes back in the Node's metadata: its OS and architecture labels, and the
-    addresses provided for a cloud's controller, which are removed if there are none.
+    """Return the patch with which a running agent restores the Node's metadata: OS and architecture labels,
+    and the annotation with provided addresses for a cloud controller, which is removed if there are none.
     """
     labels, ours = known.labels or {}, wanted.labels or {}
     changed = {
@@ -81,7 +83,7 @@ def former_resources(known: Node, wanted: Node) -> set[str]:
 
 
 def without_heartbeats(status: NodeStatus) -> NodeStatus:
-    """Return the part of the status whose changes must be reported at once."""
+    """Return the status without heartbeat times; changes of the rest must be reported at once."""
     conditions = [
         msgspec.structs.replace(condition, last_heartbeat_time=None) for condition in status.conditions or ()
     ]
@@ -104,7 +106,7 @@ def status_patch(
 def full_patch(
     known: Mapping[str, Any], wanted: Mapping[str, Any], gone: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the same patch with heartbeats."""
+    """Return the patch of `status_patch`, with heartbeat times even if nothing else differs."""
     return {"status": strategic_patch(known, _with_others(known, wanted, gone))}
 
 
@@ -118,9 +120,9 @@ def report_after(frequency: float, chance: random.Random) -> float:
 def _with_others(
     known: Mapping[str, Any], wanted: Mapping[str, Any], gone: Collection[str]
 ) -> dict[str, Any]:
-    """Return the node's status merged with that of others.
+    """Merge the node's status with parts that other clients own.
 
-    Others own unknown fields, conditions that are not the node's, and extended resources that somebody else
+    These are unknown fields, conditions that are not the node's, and extended resources that another client
     added. Resources that are `gone` stay with amount 0.
     """
     ours = {condition["type"] for condition in wanted.get("conditions", ())}

@@ -52,8 +52,8 @@ class NodeStatusManager:
 
     `describe()` returns the actual Node with images. It is examined every `update_seconds` (10) and reported
     every `report_seconds` (300) if unchanged; `soon` requests an examination now. `follow` calls `changed`
-    with the metadata, spec and status that the server has. With `external_cloud`, addresses that the Node
-    has already are left to the cloud's controller.
+    with the metadata, spec and status that the server has. With `external_cloud`, existing addresses of the
+    Node are left to the cloud controller.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class NodeStatusManager:
             if self._lost:
                 await self._register_again()
             await self.report()
-            # Nodes that started together would report together for ever.
+            # With jitter: nodes that started together would otherwise always report together.
             wait = self._update_seconds * (1 + JITTER * self._chance.random())
             try:
                 async with asyncio.timeout(wait):
@@ -120,7 +120,7 @@ class NodeStatusManager:
                 continue
 
     def lost(self) -> None:
-        """Register the Node again, because the server lost it, unless somebody deleted it."""
+        """Register the Node again after the server lost it, unless another client deleted it."""
         self._lost = True
         self._soon.set()
 
@@ -130,11 +130,11 @@ class NodeStatusManager:
 
     async def report(self) -> bool:
         """Report the status if due; return whether the server has it."""
-        # Before the description: a change during it leads to another report.
+        # Cleared before `describe`, so that a change during the call leads to another report.
         self._soon.clear()
         node = await self._describe()
         significant = without_heartbeats(node.status)
-        # Compared with the server's version, too: somebody else may have changed the status.
+        # The server's version is compared too, because another client may have changed the status.
         if self._reported == (self._known, significant) and self._clock() < self._report_at:
             return True
         last: KubengineError | None = None
@@ -142,7 +142,7 @@ class NodeStatusManager:
             try:
                 self._reported = await self._send(node), significant
             except KubengineError as error:
-                # The next try reads the Node again, as after a conflict.
+                # The next attempt reads the Node again, as after a conflict.
                 last, self._known = error, None
             else:
                 self._trouble = ""
@@ -162,7 +162,8 @@ class NodeStatusManager:
         if self._external_cloud and known.status.get("addresses"):
             wanted.pop("addresses", None)
         due = self._clock() >= self._report_at
-        # A resource whose plugin is gone is reported with amount 0: the scheduler must not use an old amount.
+        # A resource whose plugin is gone is reported with amount 0, so that the scheduler does not use an old
+        # amount.
         extended = {name for name in wanted.get("capacity", ()) if is_extended(name)}
         self._gone = (self._gone | self._ours) - extended
         patch = (full_patch if due else status_patch)(known.status, wanted, self._gone)
@@ -177,9 +178,11 @@ class NodeStatusManager:
         return known
 
     async def _register_again(self) -> None:
-        """Register the Node first, because the server accepts its dependents only after it."""
-        # A deleted Node takes its lease with it, and the missing lease may be noticed before the watch
-        # reports the deletion. A Node that somebody deleted must not be registered again.
+        """Register the Node, then restart all watches. The server accepts the node's other objects only after
+        the Node.
+        """
+        # Deleting a Node also deletes its lease, and the missing lease may be noticed before the watch
+        # reports the deletion. A Node that another client deleted must not be registered again.
         await asyncio.sleep(DELETION_SECONDS)
         self._lost = False
         self._known = None
@@ -242,6 +245,6 @@ class NodeStatusManager:
         self._accept(node)
 
     def on_deleted(self, node: ApiNode) -> None:
-        """Handle a deletion. The Node is not registered again before a restart: somebody wanted it gone."""
+        """Handle a deletion, which is intended: the Node is not registered again before a restart."""
         if node.metadata.uid == self.uid:
             self._known, self._deleted_uid, self.uid = None, self.uid, ""

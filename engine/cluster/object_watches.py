@@ -108,7 +108,7 @@ class ReferredObjects:
 
 
 class _Followed:
-    """Hold one object and the pods that refer to it. Only the identity of its metadata is kept."""
+    """Hold one object and the pods that refer to it. Of the metadata, only name, namespace and uid stay."""
 
     __slots__ = ("_changed", "current", "pods", "task", "watch")
 
@@ -145,14 +145,14 @@ class _Followed:
     def _update(self, known: Secret | ConfigMap | None) -> None:
         if known is not None:
             meta = known.metadata
-            # Without resource version and managed fields: an update that changes only them is no change for
-            # pods.
+            # Drop resource version and managed fields: an update of only these does not affect pods.
             known.metadata = ObjectMeta(name=meta.name, namespace=meta.namespace, uid=meta.uid)
         if known != self.current:
             self.current = known
-            # A copy: `changed` may lead to `refer`.
+            # Iterate over a copy, because `changed` may call `refer`.
             for uid in list(self.pods):
                 self._changed(uid)
         if known is not None and known.immutable:
-            # After this callback: the watch sets `synced` when it returns, and `get` waits for that.
+            # Stopped after this callback, because the watch sets `synced` when the callback returns, and
+            # `get` waits for it.
             asyncio.get_running_loop().call_soon(self.stop)

@@ -1,4 +1,4 @@
-"""Converts the node's status of a pod to what the API server gets. Pure.
+"""Converts the node's status of a pod to the status to send to the API server. Pure.
 
 Facts of kubelet v1.36 (`pkg/kubelet/status`): conditions of others stay as the server has them; the node's
 own carry the generation that they reflect, except for static pods; a terminal phase is final and is not sent
@@ -93,10 +93,10 @@ def _of(condition: PodCondition, generation: int) -> PodCondition:
 
 
 def _end_containers(sent: PodStatus, server: PodStatus) -> None:
-    """End the containers of a finished pod.
+    """Set the containers of a finished pod to terminated.
 
-    No container runs or waits any longer, except those that never came to start: regular containers of a pod
-    that was not initialized, and init containers after the last one that was started.
+    Containers that were never tried stay as they are: regular containers of a pod that was not initialized,
+    and init containers after the last one that was started.
     """
     conditions = (*(sent.conditions or ()), *(server.conditions or ()))
     if any(c.type == "Initialized" and c.status == "True" for c in conditions):
@@ -114,9 +114,7 @@ def _was_tried(status: ContainerStatus) -> bool:
 def _ended(
     statuses: Sequence[ContainerStatus] | None, known: Sequence[ContainerStatus] | None
 ) -> list[ContainerStatus]:
-    """Return the end of each container: its own, the one that the server knows, or
-    `ContainerStatusUnknown`.
-    """
+    """Return terminated statuses: the container's own, the server's, or `ContainerStatusUnknown`."""
     before = {status.name: status for status in known or ()}
     return [
         status if status.state.terminated is not None else _lost(status, before.get(status.name))

@@ -1,8 +1,8 @@
-"""Reports pod statuses to the API server, and confirms deleted pods once nothing is left of them.
+"""Reports pod statuses to the API server, and deletes terminated pods from it.
 
 Only changes are sent, for several pods in parallel. Pods that become ready or unready go first, then those
-with a changed phase or deletion. Other changes wait a moment, so that a starting pod causes one request.
-Failures are retried with back-off while the pod exists. Nothing runs while nothing changes.
+with a changed phase or deletion. Other changes wait 0.5 s, so that a starting pod causes one request.
+Failures are retried with back-off while the pod exists. No task runs while nothing changes.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ class _Answer(msgspec.Struct):
 
 
 class _ReportedPod(msgspec.Struct):
-    """Hold the server's and the node's view of one pod, and the rest of a patch that the server does not
-    take.
+    """Hold the server's and the node's status of one pod.
 
-    `removed` tells that nothing of the pod is left on the node, `deleted` that the server has acknowledged
-    its deletion.
+    `removed` means that nothing of the pod is left on the node, `deleted` that the server has acknowledged
+    its deletion. `residue` is the part of a patch that the server did not accept.
     """
 
     meta: ObjectMeta
@@ -65,7 +64,7 @@ class _ReportedPod(msgspec.Struct):
     busy: bool = False
     again: bool = False
     answered: asyncio.Event | None = None
-    """Set, and replaced, after each answer of the server; those who wait then check again."""
+    """Set and replaced after each response of the server, to wake coroutines that wait for it."""
 
     @property
     def path(self) -> str:
@@ -75,8 +74,8 @@ class _ReportedPod(msgspec.Struct):
 class PodStatusManager:
     """Report pods by their uid in the API.
 
-    `update` and `forget` take the news of a watch, `report` and `removed` those of the node. They may come in
-    any order, on the loop's thread.
+    The owner calls `update` and `forget` for events of a watch, `report` and `removed` for events of the
+    node, in any order and on the event loop's thread.
     """
 
     def __init__(self, client: ApiClient, *, clock: Callable[[], float]) -> None:
@@ -120,13 +119,13 @@ class PodStatusManager:
         generation = pod.metadata.generation
         if listed or is_newer(pod.metadata, known.meta):
             known.meta, known.server = pod.metadata, pod.status
-            # A list of a store that was set back contains the pod again, and its deletion has to be confirmed
-            # again.
+            # After the store was replaced by an older one, a list may contain a deleted pod again: it must be
+            # deleted again.
             known.deleted = known.deleted and not listed
         elif known.meta.generation < generation:
             known.meta.generation = generation
         else:
-            return  # the response to our patch has reported it already
+            return  # already known from the response to our patch
         self._mark(pod.uid)
 
     def forget(self, uid: str) -> None:
@@ -148,7 +147,7 @@ class PodStatusManager:
             self._mark(uid)
 
     def removed(self, uid: str) -> None:
-        """Note that nothing of the pod runs and it holds nothing of the node any longer."""
+        """Record that nothing of the pod runs, and that it uses no resources of the node."""
         known = self._pods.get(uid)
         if known is not None:
             known.removed, known.may_run = True, False
@@ -173,7 +172,7 @@ class PodStatusManager:
         known = self._pods[uid]
         if known.busy:
             known.again = True
-        # A pod whose last report failed waits for its timer, whatever changes meanwhile.
+        # A pod whose last report failed waits for its retry timer, even if its status changes.
         elif uid not in self._timers:
             self._enqueue(uid, _urgency(known))
             self._pump()
@@ -204,7 +203,7 @@ class PodStatusManager:
         at_once = DETAILS_AT_ONCE if urgency is _Urgency.DETAIL else AT_ONCE
         if urgency is None or len(self._tasks) >= at_once:
             return None
-        # All reports of one urgency wait equally long, so that the first one is due first.
+        # All reports of one urgency have the same delay, so the first one in the queue is due first.
         uid, due = next(iter(self._due[urgency].items()))
         loop = asyncio.get_running_loop()
         if due > loop.time():
@@ -258,15 +257,16 @@ class PodStatusManager:
 
     async def _send(self, known: _ReportedPod, patch: dict[str, Any]) -> None:
         if patch:
-            # The uid is a precondition: a pod of the same name may have been created meanwhile.
+            # The uid is a precondition: a new pod may have the same name.
             body = {"metadata": {"uid": known.meta.uid}, "status": patch}
             answer = await self._client.patch(f"{known.path}/status", body, _Answer)
             if answer.metadata.uid == known.meta.uid and is_newer(answer.metadata, known.meta):
                 generation = known.meta.generation
                 known.meta, known.server = answer.metadata, answer.status
                 known.meta.generation = generation  # the node has not received the newer version yet
-                # The server drops fields that it does not know and undoes others in admission. A patch of
-                # just those would be sent forever, so it is kept, and left out until the status changes.
+                # The server drops unknown fields, and admission may revert others. A patch of only these
+                # fields would be sent forever, so it is stored as residue, and not sent until the status
+                # changes.
                 known.residue = {}
                 known.residue = self._patch(known) if not known.again else {}
                 _wake_waiters(known)
@@ -274,7 +274,8 @@ class PodStatusManager:
             options = {
                 "apiVersion": "v1",
                 "kind": "DeleteOptions",
-                # Only with 0 the server removes the object; until then it waits for the node's confirmation.
+                # The server removes the object only with 0; this confirms that the node has terminated the
+                # pod.
                 "gracePeriodSeconds": 0,
                 "preconditions": {"uid": known.meta.uid},
             }

@@ -12,7 +12,7 @@ from engine.cluster.client import ApiClient
 class ResourceSlices:
     """Read and delete the slices of the node `name`, once it is `registered`.
 
-    The selector by node name is needed: the API server refuses a node any other list.
+    The selector by node name is required: the API server forbids a node any other list.
     """
 
     def __init__(self, client: ApiClient, name: str, registered: asyncio.Event) -> None:

@@ -1,8 +1,8 @@
 """Compares resource versions of an object.
 
-Responses, watches and lists overtake each other; versions tell which state is newer. They grow as long as
-the server keeps its store; a store that was reset counts on from its old state. A complete list is therefore
-taken as it is (`engine.cluster.watching`), and nothing is compared with what was lost.
+Responses, watches and lists arrive out of order; versions tell which state is newer. They grow unless the
+server's store is replaced by an older one. A complete list is therefore accepted without a comparison
+(`engine.cluster.watching`).
 """
 
 from __future__ import annotations

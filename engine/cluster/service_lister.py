@@ -11,7 +11,7 @@ from engine.cluster.watching import ResourceWatch, WatchedResource, WatchHandler
 
 
 class ServiceLister:
-    """List the services that have a cluster IP. Only the identity of their metadata is kept."""
+    """List the services that have a cluster IP. Of their metadata only name and namespace are kept."""
 
     def __init__(self, client: ApiClient) -> None:
         self._known: dict[tuple[str, str], Service] = {}

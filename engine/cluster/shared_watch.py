@@ -57,7 +57,7 @@ class SharedWatch(Generic[T]):
         """
         if not self._pods:
             raise Unavailable("no pod needs them any more")
-        # Several pods may ask at once; one of them finds out which resource the server has.
+        # Several pods may call this at once; the first caller finds the resource for all.
         async with self._finding:
             watch = self._watch or self._follow(await self._find())
         try:
@@ -86,6 +86,6 @@ class SharedWatch(Generic[T]):
         self._notify_pods()
 
     def _notify_pods(self) -> None:
-        # A copy: `changed` may end a pod's need.
+        # Iterate over a copy, because `changed` may call `refer`.
         for uid in list(self._pods):
             self._changed(uid)

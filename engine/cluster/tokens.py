@@ -1,7 +1,7 @@
-"""Requests service account tokens for pods, and keeps them in memory while their pod exists.
+"""Requests service account tokens for pods, and caches them in memory while their pod exists.
 
-A token is bound to its pod. It is renewed after 80 % of its lifetime or a day, with jitter so that renewals
-spread. If a renewal fails, the old token serves until it expires. Source: kubelet v1.36
+A token is bound to its pod. It is renewed after 80 % of its lifetime or a day, whichever is first, with
+jitter. If a renewal fails, the old token is used until it expires. Source: kubelet v1.36
 (`pkg/kubelet/token`).
 """
 
@@ -43,15 +43,15 @@ class Token(PartlyShown, frozen=True):
 
 
 def renewal(seconds: int, early: float) -> float:
-    """Return after how many seconds to renew a token that lives for `seconds`."""
+    """Return the seconds after which to renew a token with a lifetime of `seconds`."""
     return min(LONGEST_USE, seconds - seconds * LEFT_PERCENT // 100) - early
 
 
 class Tokens:
-    """Keep the tokens of pods; `clock` returns seconds, `chance` numbers in [0, 1).
+    """Cache the tokens of pods; `clock` returns seconds, `chance` numbers in [0, 1).
 
-    A token's life is counted from its arrival, so that neither a node's wrong clock nor one that is set later
-    leaves a pod with an expired token.
+    A token's lifetime is measured from its arrival, so that a pod gets no expired token even if the node's
+    wall clock is wrong or is changed.
     """
 
     def __init__(

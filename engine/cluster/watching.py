@@ -5,9 +5,9 @@ annotated bookmark), or with LIST and WATCH if the server refuses that. After a 
 last version; after 410 it starts again. Errors are retried with back-off (0.8 s doubling to 30 s, with
 jitter, reset after 2 quiet minutes).
 
-A server whose store was reset accepts a WATCH from a version that it has not reached yet, and sends nothing
-until then. Once that has happened (`ApiClient.set_back`), no WATCH continues at an old version: the server
-may still cache what its store has lost.
+A server whose store was replaced by an older one accepts a WATCH from a version that it has not reached yet,
+and sends nothing until it reaches it. After such a replacement (`ApiClient.set_back`), no WATCH continues at
+an old version, because the server may still cache objects that its store has lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger("kubengine.cluster")
 
 
 class Named(Protocol):
-    """Require metadata, which every followed object has."""
+    """Require metadata, which every watched object has."""
 
     metadata: ObjectMeta
 
@@ -115,14 +115,14 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
                 if str(error) != self.trouble:
                     self.trouble = str(error)
                     log.warning("watching %s: %s", self.resource.path, error)
-                # A version that has expired is no failure: list again at once, without a pause.
+                # An expired version is not a failure: list again at once, without a pause.
                 if isinstance(error, ApiError) and _is_expired(error) and self._version:
                     self._version = ""
                     continue
             now = self.clock()
             failures = 1 if now - last > FORGET_AFTER else failures + 1
             last = now
-            # Spread out: all nodes lose their watches together when an API server restarts.
+            # With jitter, since all nodes lose their watches together when an API server restarts.
             await self.pause(RETRIES.after(failures) * random.uniform(1.0, 2.0))
 
     async def _follow(self) -> None:
@@ -142,7 +142,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
         try:
             await self._watch(params, {})
         except ApiError as error:
-            # The initial set came, so the server knows streams: this is an error of the watch itself.
+            # The initial set was received, so the server supports streaming lists: the watch itself failed.
             if self._version:
                 raise
             self._streams = error.code not in KNOWS_NO_STREAMS
@@ -175,7 +175,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
                 await asyncio.sleep(0)
 
     def _replace_all(self, items: Sequence[T], version: str) -> None:
-        # Before the version: if the handler raises, the next round lists again.
+        # Called before the version is stored: if the handler raises, the next round lists again.
         self.handler.replaced(items)
         self._version = version
         self.trouble = ""
@@ -187,7 +187,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
         Raises Unavailable if the watch ends at once without an event, so that it is repeated only after a
         pause, and if the server does not end it in time.
         """
-        # Random, so that the watches of a node do not all end and begin together.
+        # Random, so that the watches of a node do not all end at the same time.
         seconds = random.randint(self.least_seconds, 2 * self.least_seconds)
         asked = self.resource.params(
             watch="1", allowWatchBookmarks="true", timeoutSeconds=str(seconds), **params
@@ -203,8 +203,8 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
                     now = asyncio.get_running_loop().time()
                     if first is not None:
                         first = self._first(first, self._event(line))
-                        # While the initial set comes, each event extends the deadline: a large set may take
-                        # long.
+                        # During the initial set, each event extends the deadline, because a large set may
+                        # take long.
                         deadline.reschedule(
                             now + (self.client.timeout if first is not None else seconds + GRACE)
                         )
@@ -245,7 +245,7 @@ class ResourceWatch(msgspec.Struct, Generic[T]):
         known = self._object(event.object) if event.type != "BOOKMARK" else None
         if known is not None:
             (self.handler.deleted if event.type == "DELETED" else self.handler.changed)(known)
-        # A malformed object moves the version on as well; otherwise the watch would stop at it for ever.
+        # Advance the version past a malformed object as well; otherwise the watch would get it again forever.
         self._version = self.client.decode(event.object, _Bookmark).metadata.resource_version
 
     def _object(self, raw: msgspec.Raw) -> T | None:

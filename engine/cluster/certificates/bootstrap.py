@@ -1,6 +1,6 @@
 """Requests the first client certificate with the bootstrap kubeconfig (kubelet v1.36).
 
-The name of the request derives from its key, and the key waits in a file until the certificate is signed. A
+The name of the request derives from its key, which is stored in a file until the certificate is signed. A
 restarted agent thus finds its own request.
 """
 
@@ -75,7 +75,7 @@ async def first_certificate(client: ApiClient, node: str, directory: Path) -> tu
     name = await request_name(wanted, key)
     certificate = await request_certificate(client, wanted, key, seconds=WAIT_SECONDS, name=name)
     with contextlib.suppress(OSError):
-        (directory / KEY).unlink()  # whatever was signed, this key is not asked for again
+        (directory / KEY).unlink()  # the key is used for one certificate only
     return certificate, key
 
 

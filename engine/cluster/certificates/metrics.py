@@ -21,7 +21,7 @@ class CertificateMetrics:
         self, registry: Registry, whose: Literal["client", "server"], clock: Callable[[], float]
     ) -> None:
         self.ends = math.inf
-        """Expiry in Unix seconds; infinite while there is no certificate."""
+        """Expiry time in Unix seconds; infinite while there is no certificate."""
         self._clock = clock
         self._failures = registry.counter(_FAILURES[whose], f"Failed renewals of the {whose} certificate.")
         registry.collected(

@@ -1,10 +1,10 @@
 """Obtains the node's identity at the API server by bootstrap if it has none, and then renews it.
 
 Follows the kubelet v1.36. The bootstrap kubeconfig is read only when the kubeconfig is missing, cannot be
-read or has no certificate that is still valid: kubeadm names the file at every start and deletes it after
-the first. With `rotateCertificates`, the certificate in the directory takes precedence over the kubeconfig's,
-and a kubeconfig with a certificate of its own (a kubeadm control plane) gives it to the directory. When a
-certificate expires while the agent runs, another is requested with the bootstrap kubeconfig.
+read or has no certificate that is still valid: kubeadm names the file at every start and deletes it after the
+first. With `rotateCertificates`, the certificate in the directory takes precedence over the kubeconfig's, and
+a certificate in the kubeconfig (on a kubeadm control plane) is copied to the directory. When a certificate
+expires while the agent runs, another is requested with the bootstrap kubeconfig.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log = logging.getLogger("kubengine.cluster")
 
 
 class NodeIdentity:
-    """Keep the node's identity: `config` and `credentials` are for its client; `ready` is set once they are
-    valid.
+    """Obtain and renew the node's identity. `config` and `credentials` are for its client; `ready` is set
+    once they are valid.
 
     `bootstrap` is the path of a bootstrap kubeconfig, which need not exist; `directory` is the kubelet's
     `--cert-dir`.
@@ -92,7 +92,7 @@ class NodeIdentity:
 
     async def run(self, client: ApiClient) -> None:
         """Bootstrap if there is no valid certificate, then renew by `client` until cancelled."""
-        if self._rotates:  # the series are there before the first certificate is
+        if self._rotates:  # registered early, so that the series exist before the first certificate
             self._metrics = CertificateMetrics(self._registry, "client", self._clock)
         adopted = self._rotates and await self._adopt()
         if self._bootstrap is not None and not await self._is_good():
@@ -119,10 +119,11 @@ class NodeIdentity:
         await rotation.run()
 
     async def _adopt(self) -> bool:
-        """Copy the kubeconfig's own certificate to the directory if none there is valid; True if it did.
+        """Copy the kubeconfig's certificate to the directory if none there is valid; return whether it was
+        copied.
 
-        The kubelet does so for kubeadm, which finds `kubelet-client-current.pem` there, and then requests
-        another at once: the first may have more rights than a node needs.
+        The kubelet does so for kubeadm, which expects `kubelet-client-current.pem` there. It then requests
+        another certificate at once, because the first may have more rights than a node needs.
         """
         current = self._store.current()
         if current is not None and await self._is_valid(lambda: read_certificates(current)):
@@ -178,7 +179,7 @@ class NodeIdentity:
             client.close()
 
     def _point_to_it(self, bootstrap: Kubeconfig) -> None:
-        """Write a kubeconfig that names the directory's certificate, and use it."""
+        """Write a kubeconfig that refers to the directory's certificate, and use it."""
         write_kubeconfig(self.config.path, bootstrap, self._store.path.absolute())
         self.config = load_kubeconfig(self.config.path)
         self.credentials.use(self.config)

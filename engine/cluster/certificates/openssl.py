@@ -1,7 +1,7 @@
 """Creates keys, certificate requests and self-signed certificates with the `openssl` command.
 
-Each call runs a child process, so that the memory for key operations is released with it. Texts are PEM; a
-key never appears in an argument or in a file of its own.
+Each call runs a child process, so that memory for key operations is released when it exits. Keys and
+certificates are PEM; a key never appears in an argument or a temporary file.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ async def fits(certificate: bytes, key: bytes) -> bool:
 
 
 def shortest(name: str) -> str:
-    """Return a name in the form for comparison: IP addresses in short form."""
+    """Normalize a name for comparison: IP addresses get their short form."""
     return str(ipaddress.ip_address(name)) if is_ip(name) else name
 
 
 def digest(data: bytes) -> bytes:
-    """Compute SHA-512/256, which names a request after its content."""
+    """Compute SHA-512/256, from which the name of a request is derived."""
     import hashlib  # imported here because it loads OpenSSL, which most agents never need
 
     return hashlib.new("sha512_256", data).digest()

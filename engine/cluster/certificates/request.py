@@ -78,7 +78,7 @@ class _Status(Struct):
 
 
 class SigningRequest(Struct):
-    """Hold the fields of certificates.k8s.io/v1 that are read."""
+    """Hold the fields of a CertificateSigningRequest (certificates.k8s.io/v1) that are read."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     status: _Status = msgspec.field(default_factory=_Status)
@@ -106,8 +106,8 @@ def issued(request: SigningRequest) -> bytes | None:
 
 
 async def request_name(wanted: Wanted, key: bytes) -> str:
-    """Return the request's name, which is the same for the same content and key, so that a restarted agent
-    finds it.
+    """Return the request's name. It derives from content and key, so that a restarted agent finds the
+    request.
     """
     content = (wanted.common_name, ORGANIZATION, *wanted.usages)
     parts = [await public_key(key), *(word.encode() for word in content)]

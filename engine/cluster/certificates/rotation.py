@@ -25,7 +25,7 @@ from engine.cluster.certificates.store import CertificateStore, read_certificate
 
 RETRIES: Final = RetryDelays(2.0, 32.0)
 CHECK_SECONDS: Final = 3600.0
-"""Seconds between checks of a distant deadline: clocks get set, and machines sleep."""
+"""Seconds between checks of a distant deadline, since clocks are changed and machines are suspended."""
 
 log = logging.getLogger("kubengine.cluster")
 
@@ -49,7 +49,7 @@ def pauses(chance: random.Random) -> Iterator[float]:
 
 
 class RotationTiming(msgspec.Struct, frozen=True):
-    """Hold the clock (Unix seconds), the source of random moments, and the way to wait some seconds."""
+    """Hold the clock (Unix seconds), the random numbers for jitter, and the sleep function (seconds)."""
 
     clock: Callable[[], float]
     chance: random.Random
@@ -57,7 +57,7 @@ class RotationTiming(msgspec.Struct, frozen=True):
 
 
 class CertificateRotation:
-    """Keep the current certificate of `store` fresh.
+    """Renew the current certificate of `store` before it expires.
 
     `wanted()` returns the certificate to request, or None while it is not known. `sign` returns a signed
     certificate and its key. `changed` is called after each renewal. With `at_once` the first renewal is due
@@ -86,14 +86,14 @@ class CertificateRotation:
         self._other_wanted = asyncio.Event()
 
     def check(self) -> None:
-        """Check whether another certificate is wanted now."""
+        """Check whether a different certificate is wanted now, and if so renew at once."""
         if self._wanted() != self._for:
             self._other_wanted.set()
 
     async def run(self) -> None:
         """Renew certificates until cancelled."""
         while True:
-            # Before `wanted` is read: what `check` reports from now on must end the wait.
+            # Cleared before `wanted` is read, so that a later `check` ends the wait.
             self._other_wanted.clear()
             self._for = wanted = self._wanted()
             due = await self._due(wanted) if wanted is not None else self._clock() + CHECK_SECONDS
@@ -111,7 +111,7 @@ class CertificateRotation:
         return True
 
     async def _due(self, wanted: Wanted) -> float:
-        """Return when to renew the current certificate; now if there is no valid one."""
+        """Return the Unix time at which to renew the certificate; -inf if there is no valid one."""
         path = self._store.current()
         if path is None:
             return float("-inf")

@@ -6,8 +6,8 @@
 
 The certificate is `tlsCertFile` and `tlsPrivateKeyFile` if the configuration names them; with
 `serverTLSBootstrap` it is signed by the cluster and stored as `kubelet-server-current.pem`; otherwise it is
-`kubelet.crt` and `kubelet.key`, created here if missing. This module does not load TLS: the server does, and
-notices when the files change.
+`kubelet.crt` and `kubelet.key`, created here if missing. The server loads the files, and reloads them when
+they change; this module does not import TLS.
 """
 
 from __future__ import annotations

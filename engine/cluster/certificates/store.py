@@ -32,14 +32,14 @@ class CertificateStore:
         return self.path if self.path.exists() else None
 
     def update(self, certificate: bytes, key: bytes, now: float) -> None:
-        """Store a pair and make it current. Raises Refused, and the old one stays then."""
+        """Store a pair and make it current. Raises Refused; the old pair stays current in this case."""
         name = f"{self._prefix}-{datetime.fromtimestamp(now):%Y-%m-%d-%H-%M-%S}.pem"
         dated = self._directory.absolute() / name
         try:
             self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
             replace_file(dated, certificate.rstrip(b"\n") + b"\n" + key)
-            # Renamed over the current link, so that a reader finds one certificate or the other at any time;
-            # `current` completes this after a crash.
+            # The new link is renamed over the current one, so that a reader always finds the old or the new
+            # certificate. After a crash in between, `current` completes the rename.
             self._updated.unlink(missing_ok=True)
             self._updated.symlink_to(dated)
             self._updated.rename(self.path)
