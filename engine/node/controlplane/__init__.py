@@ -1,1 +1,1 @@
-"""Connects the node to its control plane, or stands in for one on a node that has none."""
+"""Connects the node to its control plane, or replaces it on a node without one."""

@@ -43,7 +43,8 @@ from engine.node.sources.api_pods import ApiPods
 from engine.node.sources.pod_sink import API, MANIFESTS, PodSink
 
 HEARTBEAT_SECONDS: Final = 10.0
-"""Deadline of a call in seconds, short enough that a lease of 40 s survives a hanging server (kubelet v1.36).
+"""The deadline of a call in seconds: several attempts fit into a lease of 40 s if the server hangs (kubelet
+v1.36).
 """
 
 
@@ -93,7 +94,7 @@ class ClusterControlPlane:
             self._tasks.append((tasks.task("serving-certificate"), self._serving.run))
 
     def _connect(self, kubeconfig: Path, options: NodeOptions) -> ApiClient:
-        """Create the client, and the identity that it gets its credentials from."""
+        """Create the client, and the identity that provides its credentials."""
         context, config = self._context, self._context.config
         user_agent = f"kubengine/{engine_version()}"
         self._identity = NodeIdentity(
@@ -153,7 +154,8 @@ class ClusterControlPlane:
 
         def wanted() -> Wanted | None:
             names = serving_names(description.current().status.addresses or ())
-            # A certificate without names is useless, and would only be replaced once the addresses are known.
+            # A certificate without names is useless, and would be replaced as soon as the addresses are
+            # known.
             return serving_certificate(context.name, names) if names else None
 
         async def sign(wanted: Wanted) -> tuple[bytes, bytes]:
@@ -173,13 +175,13 @@ class ClusterControlPlane:
         return self._client
 
     def start(self) -> None:
-        # Not among `_tasks`, all of which wait for the identity that this one obtains.
+        # Not one of `_tasks`, which all wait for the identity that this task obtains.
         self._credentials.start(lambda: self._identity.run(self._client))
         for task, work in self._tasks:
             task.start(self._once_known(work))
 
     def _once_known(self, work: Work) -> Work:
-        """Return work that waits until the node has an identity; until then nobody may call the server."""
+        """Return work that first waits for the node's identity, which every call needs."""
 
         async def begun() -> None:
             await self._identity.ready.wait()
@@ -214,7 +216,7 @@ class ClusterControlPlane:
         for task, _ in self._tasks:
             await task.stop()
         await self._credentials.stop()
-        # Last: the parts that were stopped before may have sent a final report.
+        # Closed last, because the parts above may send a final report when they stop.
         self._client.close()
 
     def send_event(self, event: Event) -> None:
@@ -222,15 +224,15 @@ class ClusterControlPlane:
         self._events.take(event)
 
     def manifests_changed(self, pods: Sequence[Pod]) -> None:
-        """Take the pods of the manifests, which the API shows as mirror pods."""
+        """Set the static pods, which mirror pods represent in the API."""
         self._pods.manifests_changed(pods)
 
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
-        """Report a pod's changed status; `may_run` tells whether something of it runs or will run."""
+        """Report a pod's changed status; `may_run` is false once none of its containers runs or will run."""
         self._pods.pod_changed(pod, may_run=may_run)
 
     async def end_known(self, pod: Pod) -> None:
-        """Return when the server has the final status of a pod that holds nothing of the node any longer."""
+        """Wait until the server has the final status of a pod that uses no resources of the node."""
         await self._pods.end_known(pod)
 
     def conditions_changed(self) -> None:

@@ -1,6 +1,7 @@
-"""States what the node and its pods need of the control plane, and how a node without one answers.
+"""Defines the interface between the node and its control plane, and implements it for standalone nodes.
 
-`cluster_control_plane.ClusterControlPlane` connects to an API server; `NoControlPlane` stands alone.
+`cluster_control_plane.ClusterControlPlane` connects to an API server; `NoControlPlane` is for a node without
+one.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class ServiceAccountToken(Protocol):
 
 
 class ClusterObjects(Protocol):
-    """Give pods the objects of their cluster that they refer to.
+    """Provide the API objects that pods refer to.
 
-    `ClusterControlPlane` implements it. A caller registers the pod before it asks.
+    `pod_references.PodReferences` implements it. Callers `follow` the pod before they read its objects.
     """
 
     def follow(self, pod: Pod) -> None:
@@ -72,7 +73,7 @@ class ClusterObjects(Protocol):
         """Request a service account token. Raises `Refused`."""
 
     async def service_account(self, pod: Pod) -> ServiceAccount:
-        """Read the pod's service account now. Raises `Refused` with the API server's message."""
+        """Read the pod's service account from the API server. Raises `Refused` with the server's message."""
 
     async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
         """Return the PersistentVolumeClaim. Raises `Refused` with the API server's message."""
@@ -90,7 +91,7 @@ class ClusterObjects(Protocol):
         """Return the handler of the pod's RuntimeClass, or ''. Raises `NotFound` if the class is missing."""
 
     async def read_secret(self, namespace: str, name: str) -> Secret:
-        """Read a secret now, for a storage driver. Raises `Refused` with the API server's message."""
+        """Read a secret from the API server, for a CSI driver. Raises `Refused` with the server's message."""
 
     async def csi_driver(self, name: str) -> CSIDriver:
         """Return the CSIDriver. Raises `NotFound` if it does not exist, `Refused` with the API server's
@@ -115,8 +116,8 @@ def no_such_class(name: str) -> NotFound:
 
 
 class NoCluster:
-    """Stand in on a node without an API server; `runtime_classes()` maps classes to the handlers of its
-    runtime.
+    """Refuse references to API objects on a node without an API server. `runtime_classes()` maps
+    RuntimeClasses to handlers of the runtime.
     """
 
     def __init__(self, runtime_classes: Callable[[], Mapping[str, str]]) -> None:
@@ -174,7 +175,7 @@ class NoCluster:
         raise Refused(_NONE, subject=f"ResourceClaim {pod.metadata.namespace}/{name}")
 
     def services(self) -> Sequence[Service] | None:
-        # Not None, which means that they are not known yet.
+        # Not None, which would mean that the services are not known yet.
         return ()
 
 
@@ -236,14 +237,14 @@ def _volume_config_maps(volume: Volume) -> Iterator[str]:
 
 
 def secrets_of(container: Container) -> dict[str, bool]:
-    """Return the secrets that a container's environment refers to, each with whether it is optional."""
+    """Return the secrets that a container's environment refers to: name → whether it is optional."""
     whole = [source.secret_ref for source in container.env_from or []]
     keys = [v.value_from.secret_key_ref for v in container.env or [] if v.value_from is not None]
     return _optional([*whole, *keys])
 
 
 def config_maps_of(container: Container) -> dict[str, bool]:
-    """Return the ConfigMaps that a container's environment refers to, each with whether it is optional."""
+    """Return the ConfigMaps that a container's environment refers to: name → whether it is optional."""
     whole = [source.config_map_ref for source in container.env_from or []]
     keys = [v.value_from.config_map_key_ref for v in container.env or [] if v.value_from is not None]
     return _optional([*whole, *keys])
@@ -253,7 +254,7 @@ def _optional(references: Iterable[WholeObject | KeySelector | None]) -> dict[st
     found: dict[str, bool] = {}
     for reference in references:
         if reference is not None and reference.name:
-            # Required if any reference to it is.
+            # An object is required if any reference to it is required.
             found[reference.name] = bool(reference.optional) and found.get(reference.name, True)
     return found
 
@@ -274,10 +275,10 @@ class ControlPlane(Protocol):
     """The objects of the cluster that pods refer to."""
 
     drivers: DriverRecords
-    """Records of storage drivers (CSINode)."""
+    """Records of CSI drivers (CSINode)."""
 
     slices: NodeSlices
-    """What the cluster knows of this node's devices."""
+    """The ResourceSlices of this node's DRA drivers."""
 
     @property
     def api(self) -> Api | None:
@@ -300,23 +301,17 @@ class ControlPlane(Protocol):
         """Handle a changed condition of the node."""
 
     def manifests_changed(self, pods: Sequence[Pod]) -> None:
-        """Handle the pods of all manifests."""
+        """Handle the complete list of static pods."""
 
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
-        """Handle a pod's changed status; `may_run` tells whether something of it runs or
-        will run.
-        """
+        """Handle a pod's changed status; `may_run` is false once none of its containers runs or will run."""
 
     async def end_known(self, pod: Pod) -> None:
-        """Return when the source of a pod knows its final status; the pod holds nothing of the node any
-        longer.
-        """
+        """Wait until the pod's source has its final status. The pod uses no resources of the node by then."""
 
 
 class NoControlPlane:
-    """Stand in for the control plane of a standalone node: reports go nowhere and there are no cluster
-    objects.
-    """
+    """Replace the control plane on a standalone node: reports are discarded, and there are no API objects."""
 
     sources: Sequence[str] = (MANIFESTS,)
     api: Api | None = None

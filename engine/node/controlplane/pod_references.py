@@ -38,7 +38,7 @@ _STORAGE: Final = "/apis/storage.k8s.io/v1"
 
 
 class PodReferences:
-    """Look up names in the pod's own namespace; `clock` is one that nobody sets."""
+    """Read objects in the pod's namespace; `clock` is monotonic."""
 
     def __init__(self, client: ApiClient, tasks: Tasks, clock: Callable[[], float]) -> None:
         self._client = client
@@ -47,7 +47,7 @@ class PodReferences:
         self._tokens = Tokens(client, clock=clock)
         self._services = ServiceLister(client)
         self._kinds = tasks.passing("cluster-kind")
-        # RuntimeClasses change nothing in a running pod: they are read when its sandbox starts.
+        # Changes of RuntimeClasses do not affect running pods: the class is read when a sandbox is created.
         self._classes = SharedWatch(client, self._kinds, _runtime_classes, lambda _: None)
         self._bundles = SharedWatch(client, self._kinds, partial(trust_bundles_of, client), self._changed)
 
@@ -120,7 +120,7 @@ class PodReferences:
         try:
             return await self._client.get(object_path(f"{_STORAGE}/csidrivers", name), CSIDriver)
         except ApiError as error:
-            # Only this one may be missing: a driver without the object has the defaults.
+            # CSIDrivers are optional: a driver without one has the defaults.
             if error.code == 404:
                 raise NotFound(error.message, subject=error.subject) from error
             raise

@@ -47,7 +47,7 @@ _JSON_TYPE, _JSON_KEY = "kubernetes.io/dockerconfigjson", ".dockerconfigjson"
 _LEGACY_TYPE, _LEGACY_KEY = "kubernetes.io/dockercfg", ".dockercfg"
 log = logging.getLogger("kubengine.images")
 _Account = tuple[bool, PullCredentials | None]
-"""Whether a pod must prove access to a present image, and the credentials that prove it."""
+"""Whether a pod must prove access to a present image, and the recorded credentials that prove it."""
 
 
 def fault_of_name(name: str) -> str:
@@ -75,8 +75,8 @@ def repository_of(name: str) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split into registry and path, with Docker Hub as the default. A first part with capitals is
-    a registry.
+    """Split into registry and path, with Docker Hub as the default. A first part with uppercase letters is a
+    registry.
     """
     first, slash, rest = name.partition("/")
     if slash and (first == "localhost" or "." in first or ":" in first or first.lower() != first):
@@ -97,7 +97,7 @@ def _fault_of_digest(digest: str) -> str:
 
 
 class PodCredentials(ServiceAccounts, Protocol):
-    """Hold the credentials that a pod can show a registry."""
+    """Provide a pod's pull secrets, service accounts and their tokens."""
 
     async def secret(self, pod: Pod, name: str) -> Secret:
         """Return the secret. Raises `KubengineError`."""
@@ -109,7 +109,8 @@ CredentialPrograms = Callable[[str, Pod, PodCredentials], Awaitable[Sequence[Cre
 class ImageAccess:
     """Decide which pods of one node may use an image.
 
-    `objects` gives pods' pull secrets and service accounts; `programs` are the credential providers.
+    `objects` provides pods' pull secrets and service accounts; `programs` runs the credential provider
+    plugins.
     """
 
     def __init__(
@@ -138,10 +139,10 @@ class ImageAccess:
             ["result"],
         )
         self._accounts: dict[tuple[str, str], tuple[object, _Account]] = {}
-        """By image and reference: the edition of the records at the time of reading, and what they said."""
+        """By image and reference: the edition of the records when they were read, and the account."""
 
     async def reconcile(self, runtime: RuntimeClient) -> None:
-        """Update the records that an earlier agent left; call it before the first image is requested."""
+        """Update the records of an earlier agent. Call it before the first image is requested."""
         try:
             if await asyncio.to_thread(lambda: self._records.empty):
                 return
@@ -152,7 +153,7 @@ class ImageAccess:
             log.error("cannot update the records of pulled images: %s", error)
 
     async def images_listed(self, present: Sequence[str], at: float) -> None:
-        """Take the ids of all present images, and drop records of other images."""
+        """Drop the records of images that are not among the ids of all present images."""
         self._accounts.clear()
         try:
             await asyncio.to_thread(self._records.prune, present, at)
@@ -175,7 +176,7 @@ class ImageAccess:
         return allowed
 
     async def _is_recorded(self, pod: Pod, image: str, reference: str, known: PullCredentials) -> bool:
-        """Tell whether a credential of the pod's is one that the image was pulled with."""
+        """Tell whether the image was pulled with a credential that the pod has."""
         if known.node_pods_accessible:
             return True
         if known.kubernetes_service_accounts and await self._is_one_of(pod, known):
@@ -196,8 +197,8 @@ class ImageAccess:
             return False
 
     async def _account(self, image: str, reference: str) -> _Account:
-        """Return the account of an image, read again only when a record changes: a node's pods share few
-        images.
+        """Return the account of an image. It is cached until a record changes, because a node's pods share
+        few images.
         """
         edition = self._records.edition
         known = self._accounts.get((image, reference))
@@ -215,8 +216,8 @@ class ImageAccess:
         return True, self._records.who_may_use(image, reference)
 
     async def _has_one_of(self, pod: Pod, image: str, reference: str, known: PullCredentials) -> bool:
-        """Tell whether the pod has the same credential, or one from the same secret, whose content may have
-        changed.
+        """Tell whether the pod has a recorded credential, or one from a recorded secret, whose content may
+        have changed.
         """
         secrets = known.kubernetes_secrets or []
         hashes = {secret.credential_hash for secret in secrets}
@@ -228,7 +229,8 @@ class ImageAccess:
             same, placed = own.credential_hash in hashes, (own.namespace, own.name, own.uid) in places
             if not (same or placed):
                 continue
-            # A full record cannot take the new content of a known secret: the pod has to pull with it.
+            # A full record has no place for the new content of a known secret: the pod must pull the image
+            # with it.
             if not same and len(secrets) >= MOST_SECRETS:
                 continue
             if same != placed and len(secrets) < MOST_SECRETS:
@@ -241,9 +243,7 @@ class ImageAccess:
         return False
 
     async def credentials(self, pod: Pod, image: str) -> Sequence[Credential]:
-        """Return all credentials that match the image, in the order in which to try them; none means
-        anonymous.
-        """
+        """Return the credentials that match the image, in the order of attempts; empty: pull anonymously."""
         repository = repository_of(image)
         found = keyring(await self._of_secrets(pod)).lookup(repository)
         own = await asyncio.to_thread(self._node.all)

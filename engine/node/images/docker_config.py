@@ -1,7 +1,7 @@
-"""Reads the node's own registry credentials from the files of the docker command.
+"""Reads the node's registry credentials from the configuration files of the `docker` command.
 
 The files are searched in the node's root directory, the working directory, the home directory and `/`: first
-`config.json` (below `.docker` in the last two), then `.dockercfg`. The first readable file counts. Source:
+`config.json` (below `.docker` in the last two), then `.dockercfg`. The first valid file is used. Source:
 kubelet v1.36.
 """
 

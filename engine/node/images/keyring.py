@@ -25,7 +25,7 @@ _GO_ESCAPES: Final = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2
 
 
 class SecretSource(msgspec.Struct, frozen=True, order=True):
-    """Hold the pull secret that a credential comes from."""
+    """Identify the pull secret of a credential."""
 
     namespace: str
     name: str
@@ -33,7 +33,7 @@ class SecretSource(msgspec.Struct, frozen=True, order=True):
 
 
 class AccountSource(msgspec.Struct, frozen=True, order=True):
-    """Hold the service account with whose token a credential was requested."""
+    """Identify the service account whose token was used to request a credential."""
 
     namespace: str
     name: str
@@ -41,8 +41,8 @@ class AccountSource(msgspec.Struct, frozen=True, order=True):
 
 
 class Credential(PartlyShown, frozen=True):
-    """Hold one credential of a pull secret (`source`) or a service account (`account`), or of the node, which
-    every pod may use.
+    """Hold one credential: of a pull secret (`source`), of a service account (`account`), or of the node,
+    whose credentials every pod may use.
     """
 
     HIDDEN = frozenset(("username", "password", "email"))
@@ -104,7 +104,7 @@ def _credential(entry: _Entry, source: SecretSource | None) -> Credential:
 
 
 class Keyring:
-    """Combine several sets of credentials; the first added has precedence."""
+    """Combine several sets of credentials; those that are added first take precedence."""
 
     def __init__(self) -> None:
         self._known: dict[str, list[Credential]] = {}

@@ -1,8 +1,8 @@
-"""Runs credential provider plugins: which plugin for which image, and how long its answer stays valid.
+"""Runs credential provider plugins, and caches their responses.
 
-A plugin receives a CredentialProviderRequest on standard input and prints a CredentialProviderResponse. The
-answer is cached for as long as it says, for the image, its registry, or all images. Source: kubelet v1.36,
-`kubelet.config.k8s.io/v1` CredentialProviderConfig, `credentialprovider.kubelet.k8s.io/v1`.
+A plugin receives a CredentialProviderRequest on standard input and prints a CredentialProviderResponse, which
+determines how long it is cached, and whether for the image, its registry, or all images. Source: kubelet
+v1.36, `kubelet.config.k8s.io/v1` CredentialProviderConfig, `credentialprovider.kubelet.k8s.io/v1`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GATE: Final = "KubeletServiceAccountTokenForCredentialProviders"
 TOKEN: Final = "Token"  # noqa: S105 - the name of a cache type
 CACHE_TYPES: Final = ("ServiceAccount", TOKEN)
 TOKEN_SECONDS: Final = 3600
-"""What the API server gives a request without `expirationSeconds`."""
+"""The API server's default for requests without `expirationSeconds`."""
 
 log = logging.getLogger("kubengine.images")
 
@@ -47,8 +47,8 @@ class EnvironmentVariable(Struct):
 
 
 class TokenAttributes(Struct):
-    """Describe a provider that gets a service account token of the pod. `cache_type` says which pods
-    may use an answer: those of the `ServiceAccount`, or only the pod of the `Token`.
+    """Describe a provider that receives a service account token of the pod. `cache_type` determines which
+    pods may use a response: those of the `ServiceAccount`, or only the pod of the `Token`.
     """
 
     service_account_token_audience: str = ""
@@ -59,7 +59,7 @@ class TokenAttributes(Struct):
 
 
 class CredentialProvider(Struct):
-    """Describe one program, by the name of its file; `match_images` as `keyring.matches` reads them."""
+    """Describe one plugin. `name` is its file name; `match_images` has patterns of `keyring.matches`."""
 
     name: str
     match_images: list[str] | None = None
@@ -108,7 +108,7 @@ class ServiceAccounts(Protocol):
 
 
 class _Shown(PartlyShown, frozen=True):
-    """Hold what a program sees of a pod's service account, and the key by which its answer is kept."""
+    """Hold the parts of a pod's service account that a plugin receives, and the cache key of its response."""
 
     HIDDEN = frozenset(("token",))
     token: str = ""
@@ -125,10 +125,11 @@ class _Kept(msgspec.Struct, frozen=True):
 def load_programs(
     config: Path, directory: Path, clock: Callable[[], float], *, tokens: bool = True
 ) -> CredentialProviders:
-    """Return the programs that a configuration names; `tokens` tells whether they may be given service
-    account tokens (feature gate KubeletServiceAccountTokenForCredentialProviders).
+    """Return the plugins of a configuration. `tokens` tells whether they may receive service account tokens
+    (feature gate KubeletServiceAccountTokenForCredentialProviders).
 
-    Raises `InvalidInput` for one that is not in the directory, or that is to get tokens and may not.
+    Raises `InvalidInput` for a plugin that is not in the directory, or that requires tokens although `tokens`
+    is false.
     """
     providers = load_providers(config)
     for index, provider in enumerate(providers):
@@ -220,9 +221,10 @@ def _token_fault(wanted: TokenAttributes, version: str) -> str:
 
 
 class CredentialProviders:
-    """Run the credential providers of a node, programs in `directory`. `clock` gives Unix seconds.
+    """Run the credential provider plugins of a node, which are in `directory`. `clock` returns Unix seconds.
 
-    A program is asked for one image at a time. Several pods that need the same answer at once share one call.
+    Each plugin runs for one image at a time. Pods that need the same response at the same time share one
+    call.
     """
 
     def __init__(
@@ -233,9 +235,9 @@ class CredentialProviders:
     async def credentials(
         self, repository: str, pod: Pod | None = None, accounts: ServiceAccounts | None = None
     ) -> list[Credentials]:
-        """Return what each program that is for a repository says; one that fails is logged and says nothing.
+        """Return the credentials of each plugin that matches the repository; failures are logged.
 
-        The image is for `pod`, whose service account comes from `accounts`.
+        The image is for `pod`; its service account is read from `accounts`.
         """
         found = []
         for program in self._programs:
@@ -261,10 +263,10 @@ class _Program:
         shown = await self._shown(pod, accounts)
         if shown is None:
             return {}
-        # Programs may ask a cloud's service for a token: many pods that start at once must not run one each.
+        # A plugin may call a cloud service: pods that start at the same time must share one call.
         async with self._turn:
             self._kept = {key: kept for key, kept in self._kept.items() if self._clock() <= kept.until}
-            # From the narrowest to the widest, as `cacheKeyType` allows.
+            # From the narrowest to the widest key: a response's `cacheKeyType` decides where it is stored.
             for place in (image, _registry(image), _GLOBAL):
                 kept = self._kept.get((place, *shown.key))
                 if kept is not None:
@@ -281,14 +283,15 @@ class _Program:
             duration = response.cache_duration
             if duration is None:
                 duration = self._provider.default_cache_duration
-            # 0 means that nothing is kept.
+            # 0 disables caching.
             if duration:
                 until = self._clock() + float(duration)
                 self._kept[places[response.cache_key_type], *shown.key] = _Kept(credentials, until)
             return credentials
 
     async def _shown(self, pod: Pod, accounts: ServiceAccounts | None) -> _Shown | None:
-        """Return what the program is shown of the pod's service account, None where it is not for such a pod.
+        """Return the parts of the pod's service account for the plugin; None if the plugin does not serve the
+        pod.
 
         Raises `KubengineError`.
         """
@@ -309,7 +312,7 @@ class _Program:
         account = AccountSource(pod.metadata.namespace, name, meta.uid)
         key: tuple[str, ...] = (account.namespace, name, meta.uid, repr(annotations))
         if wanted.cache_type == TOKEN:
-            # The hash, so that the cache does not hold the tokens themselves.
+            # The hash, so that the cache does not contain the tokens themselves.
             key = (*key, pod.uid, sha256(token.encode()))
         return _Shown(token, annotations, account, key)
 
@@ -345,8 +348,9 @@ class _Program:
         return response
 
     def _check_echo(self, response: _Response, token: str) -> None:
-        """Raise `Refused` where the token itself is the password, and would be kept for longer than it is
-        good."""
+        """Raise `Refused` if the response's password is the token itself, which the cache would keep beyond
+        its expiry.
+        """
         wanted = self._provider.token_attributes
         if not token or wanted is None or wanted.cache_type == TOKEN:
             return

@@ -35,7 +35,7 @@ _SAID_BY_RUNTIMES = {
     "RegistryUnavailable": "the registry is unavailable",
     "SignatureValidationFailed": "the signature validation failed",
 }
-"""Errors of CRI that a runtime's text begins with (`k8s.io/cri-api/pkg/errors`), in words."""
+"""Messages for CRI error codes, with which a runtime's error begins (`k8s.io/cri-api/pkg/errors`)."""
 
 PULL_BUCKETS: Final = (1, 5, 10, 20, 30, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600)
 _SIZES: Final = tuple(
@@ -53,7 +53,7 @@ Lease = Callable[[str], AbstractAsyncContextManager[None]]
 
 
 class StartRefused(KubengineError):
-    """Raised if a container cannot start now; holds the waiting reason for its status, and the event."""
+    """Raised if a container cannot start now, with the waiting state for its status, and the event."""
 
     def __init__(self, waiting: Waiting, *, event: str, text: str = "", kind: str = WARNING) -> None:
         self.waiting = waiting
@@ -61,7 +61,7 @@ class StartRefused(KubengineError):
         super().__init__(f"{waiting.reason}: {waiting.message}")
 
     def report(self, recorder: EventRecorder, pod: Pod, container: str) -> None:
-        """Emit the event; for an image problem also the failure event of the container."""
+        """Emit the event, and for an image problem also the container's `Failed` event."""
         recorder.pod(pod, self.kind, self.event, self.text, container=container)
         if self.waiting.reason in _OF_IMAGES:
             recorder.pod(pod, WARNING, "Failed", f"Error: {self.waiting.reason}", container=container)
@@ -119,7 +119,7 @@ def pulls_at_once(config: KubeletConfiguration) -> int:
 class ImagePuller:
     """Pull images for one node, one at a time unless the configuration allows more.
 
-    Hold `lease(image)` from making an image present until the container that uses it is created: image GC
+    Callers hold `lease(image)` from before `find` or `pull` until the container is created, so that image GC
     does not remove the image in between.
     """
 
@@ -177,7 +177,7 @@ class ImagePuller:
     async def pull(
         self, pod: Pod, wanted: WantedImage, sandbox: cri.PodSandboxConfig | None = None
     ) -> PresentImage:
-        """Pull the image when a slot is free, unless another pod's pull brought it meanwhile.
+        """Pull the image when a slot is free, unless another pod has pulled it in the meantime.
 
         With policy Always it is pulled in any case. Raises `StartRefused` (ErrImagePull, ImagePullBackOff,
         ImageInspectError).
@@ -190,7 +190,7 @@ class ImagePuller:
         self._recorder.pod(pod, NORMAL, "Pulling", f"Pulling {wanted.named}", container=wanted.container)
         waited_from = self._clock()
         async with self._slots:
-            # While this pod waited for a slot, another pod's pull may have brought the image.
+            # Another pod may have pulled the image while this pod waited for a slot.
             found = await self._usable(pod, wanted) if wanted.policy != "Always" else None
             if found is not None:
                 self._report_present(pod, wanted)
@@ -206,10 +206,11 @@ class ImagePuller:
                 self._last_failure[key] = f"{waiting.reason}: {waiting.message}"
                 text = f"Failed to pull {wanted.named}: {error.message}"
                 raise StartRefused(waiting, event="Failed", text=text) from error
-            # Before the inspection, which is not a part of the pull's duration.
+            # Measured before the inspection, which is not part of the pull's duration.
             pulled_at = self._clock()
             found = await self._inspect(wanted)
-            # Inside the slot, so that the next pod in line finds the record of the credential.
+            # Recorded before the slot is released, so that the next waiting pod finds the credential's
+            # record.
             if found is not None:
                 await self._access.came(wanted.image, found.reference, credential)
         if found is None:
@@ -225,7 +226,7 @@ class ImagePuller:
         return found
 
     async def pull_for_node(self, image: str) -> None:
-        """Pull an image that no pod asked for, with the node's own credentials. Raises `KubengineError`."""
+        """Pull an image for the node itself, with the node's credentials. Raises `KubengineError`."""
         fault = fault_of_name(image)
         if fault:
             raise InvalidInput(fault, subject=f"image {image!r}")
@@ -253,7 +254,7 @@ class ImagePuller:
         self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
 
     async def _usable(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
-        """Return the image if it exists and the pod may use it. Other pods do not learn that it exists."""
+        """Return the image if it exists and the pod may use it, and else None."""
         return await self._if_usable(pod, wanted, await self._inspect(wanted))
 
     async def _if_usable(
@@ -266,12 +267,13 @@ class ImagePuller:
     async def _pull(self, pod: Pod, image: str, sandbox: cri.PodSandboxConfig | None) -> Credential | None:
         """Pull with each suitable credential in turn; return the one that worked, None if none was needed.
 
-        Raises `Refused` with the answers to all of them, or beyond `registryPullQPS` and `registryBurst`.
+        Raises `Refused` with the errors of all attempts, or if `registryPullQPS` and `registryBurst` are
+        exceeded.
         """
         if self._rate is not None and not self._rate.take(time.monotonic()):
             raise Refused("pull QPS exceeded")
-        # Recorded before the pull: an image that arrives after a crash must not pass for one that was
-        # always there and that every pod may use (KEP-2535).
+        # Recorded before the pull: if the agent crashes, the image must not count as preloaded, which every
+        # pod may use (KEP-2535).
         await self._access.begins(image)
         try:
             credentials: Sequence[Credential | None] = await self._access.credentials(pod, image) or [None]
@@ -288,7 +290,7 @@ class ImagePuller:
         except BaseException:
             await self._access.failed(image)
             raise
-        # The record of the intention has to go, or the image would count as pulled by nobody known.
+        # Remove the intent, or the image would count as pulled with unknown credentials.
         await self._access.failed(image)
         answers = [_answer(error) for error in refusals]
         raise Refused(answers[0] if len(answers) == 1 else f"[{', '.join(answers)}]")
@@ -336,7 +338,7 @@ def _present(image: cri.Image) -> PresentImage:
 
 
 def size_label(size: int) -> str:
-    """Return the label of an image of so many bytes."""
+    """Return the metric label for an image size in bytes."""
     return _SIZE_LABELS[max(bisect_right(_SIZES, size) - 1, 0)]
 
 
@@ -357,11 +359,11 @@ class _PullMetrics:
         )
 
     def pulled(self, seconds: float, size: int) -> None:
-        """Record a pull that succeeded, of an image of so many bytes."""
+        """Record a successful pull of an image of `size` bytes."""
         self._pulls.observe(seconds, size_label(size))
 
     def ensured(self, policy: str, *, present: bool | None, pull: bool | None) -> None:
-        """Count one request; None is for what an error kept from being known."""
+        """Count one request. `present` and `pull` are None if an error prevented the check."""
         self._requests.inc(policy.lower(), _known(present), _known(pull))
 
 

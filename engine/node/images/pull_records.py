@@ -1,10 +1,10 @@
-"""Records which images the node pulled with which credentials: an image pulled with a secret is not for every
-pod.
+"""Records with which credentials the node pulled images. A pod may use an image that was pulled with a secret
+only if it has the secret too.
 
-The files below `<root>/image_manager` are those of a kubelet v1.36. `pulling/` has an entry for an image
-name while it is being pulled, so that an agent that dies in the middle does not mistake the image for one
-that was always present. `pulled/` has an entry for each image: who may use it, by image name. The file names
-are the SHA-256 of the image name or id.
+The files below `<root>/image_manager` are those of a kubelet v1.36. `pulling/` has an entry for an image name
+while it is being pulled. If the agent crashes during the pull, the entry shows that the image was not
+preloaded. `pulled/` has an entry for each image with the credentials that permit its use, by image name. The
+file names are the SHA-256 of the image name or id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.node.images.keyring import Credential, SecretSource
 
 API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 MOST_SECRETS: Final = 100
-"""How many secrets are recorded per image that matched but did not pull it."""
+"""The maximum number of secrets recorded per image."""
 
 T = TypeVar("T")
 log = logging.getLogger("kubengine.images")
@@ -93,11 +93,11 @@ class PullRecords:
         self._clock = clock
         self._under_way: dict[str, int] = {}
         self.edition = object()
-        """Changes with every write: a reader that holds the current value has read the current records."""
+        """Changes with every write. If it has not changed since a read, the read records are current."""
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Make a reader that overlaps with the write hold an outdated value."""
+        """Change the edition before and after a write: a concurrent reader then has an outdated one."""
         self.edition = object()
         try:
             yield
@@ -105,9 +105,7 @@ class PullRecords:
             self.edition = object()
 
     def begins(self, image: str) -> None:
-        """Record that a pull begins. Raises `Refused` if it cannot be written: then the image is
-        not pulled.
-        """
+        """Record the intent to pull. Raises `Refused`; the caller must not pull then."""
         self._pulling.mkdir(mode=0o700, parents=True, exist_ok=True)
         intent = {"kind": "ImagePullIntent", "apiVersion": API_VERSION, "image": image}
         with self._changing():
@@ -126,12 +124,12 @@ class PullRecords:
                 _file(self._pulling, image).unlink(missing_ok=True)
 
     def came(self, image: str, reference: str, credential: Credential | None) -> None:
-        """Record a pull with this credential, or with none. Raises `Refused`: then the intent remains."""
+        """Record a successful pull, with the credential if any. Raises `Refused`; the intent remains then."""
         self.allow(image, reference, _who(credential))
         self.failed(image)
 
     def is_ours(self, image: str, reference: str) -> bool:
-        """Return whether the node pulled the image, or was about to."""
+        """Return whether the node pulled the image, or began to pull it."""
         if image in self._under_way or _file(self._pulled, reference).exists():
             return True
         intent = _read(_file(self._pulling, image), _intents)
@@ -142,8 +140,8 @@ class PullRecords:
         return (record.credential_mapping or {}).get(without_tag(image)) if record is not None else None
 
     def allow(self, image: str, reference: str, more: PullCredentials | None) -> None:
-        """Allow further credentials; None: unknown, so every pod has to present valid ones.
-        Raises `Refused`.
+        """Allow further credentials. None means unknown credentials: every pod must authenticate. Raises
+        `Refused`.
         """
         name = without_tag(image)
         record = self._record(reference)
@@ -180,7 +178,7 @@ class PullRecords:
             ids.add(reference)
             for name in names.intersection(tags):
                 self.allow(name, reference, None)
-        # Only now, so that an agent that dies in between does the same again.
+        # Removed last, so that after a crash the next agent repeats the steps above.
         for name in names:
             self.failed(name)
         self.prune(ids, math.inf)
@@ -194,7 +192,8 @@ class PullRecords:
             if file.name in kept:
                 continue
             record = _read(file, _pulled)
-            # Records have whole seconds: one of the second of the listing may be newer than the listing.
+            # Records have a resolution of seconds: a record from the second of the listing may be newer than
+            # it.
             if record is None or record.written_at + 1 <= looked_at:
                 with self._changing():
                     file.unlink(missing_ok=True)
@@ -205,7 +204,7 @@ class PullRecords:
 
 
 def merged(before: PullCredentials | None, more: PullCredentials) -> PullCredentials:
-    """Merge permissions; an image that every pod of the node may use stays so."""
+    """Merge permissions; an image that all pods of the node may use stays accessible to all."""
     if before is None or more.node_pods_accessible:
         return more
     if before.node_pods_accessible:
