@@ -139,8 +139,12 @@ def _first(request: Request, name: str) -> str:
 def _time(request: Request, name: str, faults: list[str]) -> int | None:
     text = _first(request, name)
     try:
-        return nanoseconds(text) if text else None
-    except InvalidInput:
+        nanos = nanoseconds(text) if text else None
+        if nanos is not None:
+            _moment(nanos)
+        return nanos
+    # In UTC, the time may lie in the year 0 or 10000, which neither `datetime` nor journalctl knows.
+    except (InvalidInput, ValueError):
         faults.append(f"{name}: Invalid value: {_quoted(text)}: invalid time format")
         return None
 

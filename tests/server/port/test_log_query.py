@@ -100,6 +100,11 @@ async def test_journalctl_ends_with_the_request(top: Path) -> None:
         ({"query": " "}, 400, 'query: Invalid value: [" "]: query cannot be empty'),
         ({"query": "a", "sinceTime": "now"}, 400, 'sinceTime: Invalid value: "now": invalid time format'),
         (
+            {"query": "a", "untilTime": "0001-01-01T00:00:00+01:00"},
+            400,
+            'untilTime: Invalid value: "0001-01-01T00:00:00+01:00": invalid time format',
+        ),
+        (
             {"query": "a", "boot": "x"},
             400,
             'boot: Invalid value: "x": strconv.Atoi: parsing "x": invalid syntax',
