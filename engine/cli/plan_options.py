@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -100,6 +100,8 @@ def parameters_from(kind: type[msgspec.Struct], given: dict[str, Any]) -> msgspe
             plain[name] = key_values(name, value)
             if get_args(hint)[1] in (Any, float):
                 plain[name] = {key: _scalar(text) for key, text in plain[name].items()}
+            if get_args(hint)[1] is float:
+                _check_numbers(name, plain[name])
         elif isinstance(value, tuple):
             inner = _plain(get_args(hint)[0])
             structured = inner not in (str, int) and get_origin(inner) is not Literal
@@ -114,6 +116,12 @@ def parameters_from(kind: type[msgspec.Struct], given: dict[str, Any]) -> msgspe
         raise InvalidInput(text, subject=option_name(option) if option else kind.__name__) from None
     except InvalidInput as error:
         raise InvalidInput(error.message, subject=option_name(error.subject)) from None
+
+
+def _check_numbers(name: str, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidInput(f"{key}={value}: {value!r} is not a number", subject=option_name(name))
 
 
 @contextmanager

@@ -90,6 +90,8 @@ def test_a_plan_file_fails_the_build_when_an_assertion_does(run_plan, cluster_fi
         (["image-gc", "CLUSTER", "--high", "120"], b"--high"),
         (["evict", "CLUSTER", "--changes", "nonsense=1"], b"nonsense: no such field"),
         (["evict", "CLUSTER", "--only", "nope"], b"nope: matches no node"),
+        (["drain", "CLUSTER", "--nodes="], b"an empty pattern: matches no node"),
+        (["pending", "CLUSTER", "--prices", "m5=1,c5=cheap"], b"--prices: c5=cheap: 'cheap' is not a number"),
         (["snapshot", "CLUSTER", "-o", "/nowhere/x.kes"], b"/nowhere"),
         (["run", "gone.yaml"], b"gone.yaml"),
         (["diff", "admit", "CLUSTER", "-a", "7"], b"-a: expected a JSON object"),

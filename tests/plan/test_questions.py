@@ -29,6 +29,8 @@ from engine.cgroups.interface_files import FileRules
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import PodUsage, rank
 from engine.plan import Snapshot, synthesize
+from engine.plan.answers.output import summary
+from engine.plan.answers.readable import NO_LIMIT, readable
 from engine.plan.placement.node_capacity import NodeCapacity
 from engine.plan.questions import QUESTIONS
 from engine.plan.questions.admit import AdmitParameters, admit
@@ -316,6 +318,18 @@ def test_image_uses_in_the_history_are_found(cluster, tmp_path):
     answer = image_gc(cluster, ImageGCParameters(high=60, low=40, history=str(history)))
     again = [row for row in answer.table.to_pylist() if row["decision"] == "used-again"]
     assert [(row["node"], row["object"]) for row in again] == [(gone["node"], gone["object"])]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_limit_that_is_not_set_is_not_added_to_others(version: int) -> None:
+    answer = cgroups(synthesize(5, 40), CgroupsParameters(version=version, detail=["qos", "containers"]))
+    rows = [row for row in answer.table.to_pylist() if row["decision"] != "oom_score_adj"]
+    assert {row["unit"] for row in rows if row["amount"] == -1} == {NO_LIMIT}
+    limit = "memory.max" if version == 2 else "memory.limit_in_bytes"
+    assert {row["unit"] for row in rows if row["decision"] == limit} == {"bytes", NO_LIMIT}
+    assert [row for row in rows if row["unit"] == NO_LIMIT and row["amount"] != -1] == []
+    totals = [row for row in summary(answer.table).to_pylist() if row["decision"] == limit]
+    assert not [text for row in totals if (text := readable(row["amount_sum"], row["unit"])).startswith("-")]
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -10,9 +10,14 @@ SINGULAR = {
     "fields": "field", "groups": "group",
 }  # fmt: skip
 
+NO_LIMIT = "no limit"
+"""The unit of a limit that is not set, whose amount is -1: it cannot be added to others."""
+
 
 def readable(amount: int, unit: str) -> str:
-    """Format an amount: `3.2 GiB`, `1,250 milli-CPU`, `12 pods`, `1 pod`."""
+    """Format an amount: `3.2 GiB`, `1,250 milli-CPU`, `12 pods`, `1 pod`, `no limit`."""
+    if unit == NO_LIMIT:
+        return NO_LIMIT
     if unit != "bytes":
         return f"{amount:,} {SINGULAR.get(unit, unit) if amount == 1 else unit}".strip()
     return binary_size(amount) if amount >= 0 else f"-{binary_size(-amount)}"

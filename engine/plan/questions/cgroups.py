@@ -26,6 +26,7 @@ from engine.cgroups.formulas.levels import LEVELS
 from engine.cgroups.formulas.values import GroupValues
 from engine.cgroups.interface_files import FileRules
 from engine.plan.answers.answer import Answer, Rows, coded
+from engine.plan.answers.readable import NO_LIMIT
 from engine.plan.questions.cgroup_columns import CgroupColumns, Profile, cgroup_columns, spread
 from engine.plan.questions.cgroup_lint import NodeShares, lint_node
 from engine.plan.questions.configuration import NodeConfigurations
@@ -61,8 +62,8 @@ class CgroupsParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 def cgroups(snapshot: Snapshot, parameters: CgroupsParameters) -> Answer:
     """Return rows whose decision is the file (`cpu.weight`, `memory.max` …) and whose amount is its value (-1
-    for unlimited), the object a level, `namespace/pod` or `namespace/pod:container`; `lint` rows name a
-    fault.
+    with the unit `no limit` for a limit that is not set), the object a level, `namespace/pod` or
+    `namespace/pod:container`; `lint` rows name a fault.
     """
     rows = Rows(snapshot.node_names)
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
@@ -192,13 +193,21 @@ def _add_files(
         pc.take(objects, repeated),
         reasons if isinstance(reasons, str) else pc.take(reasons, repeated),
         table[source, 1],
-        coded(name, [file_unit(n) for n in names]),
+        _units(list(names), name, table[source, 1]),
     )
 
 
 def _amount(text: str) -> int:
     first = text.split(maxsplit=1)[0] if text else "max"
     return UNLIMITED if first in ("max", "-1") else int(first)
+
+
+def _units(names: list[str], file: NDArray[np.int64], values: NDArray[np.int64]) -> pa.Array:
+    """Return the unit of each value of a file, which is a row number of `names`."""
+    units = [file_unit(name) for name in names]
+    limits = np.array([bool(unit) for unit in units], bool)
+    unlimited = limits[file] & (values == UNLIMITED)
+    return coded(np.where(unlimited, len(units), file), [*units, NO_LIMIT])
 
 
 def file_unit(name: str) -> str:
@@ -234,6 +243,7 @@ def _add_containers(
     )
     there = np.stack([present for _, _, present in fields], axis=1)
     row, field = np.nonzero(there)
+    values = np.stack([values for _, values, _ in fields], axis=1)[there]
     names = [name for name, _, _ in fields]
     reasons = ["", *QOS_NAMES, formula if parameters.version == 2 else ""]
     reason = np.where(
@@ -248,8 +258,8 @@ def _add_containers(
         coded(field, names),
         pc.take(objects, pa.array(row)),
         coded(reason, reasons),
-        np.stack([values for _, values, _ in fields], axis=1)[there],
-        coded(field, [file_unit(name) for name in names]),
+        values,
+        _units(names, field, values),
     )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from engine.api.encoding.counts import counted
 from engine.plan.answers.answer import USED_AFTER, USED_BEFORE
 from engine.plan.answers.output import plain, summary
-from engine.plan.answers.readable import readable
+from engine.plan.answers.readable import NO_LIMIT, readable
 from engine.plan.report import svg
 
 TOP = 15
@@ -49,6 +49,8 @@ def plots(table: pa.Table) -> Iterator[Plot]:
         rows = table.filter(pc.equal(table["scenario"].cast(pa.string()), scenario))
         mine = [row for row in kinds if row["scenario"] == scenario]
         for decision, unit in dict.fromkeys((row["decision"], row["unit"]) for row in mine):
+            if unit == NO_LIMIT:
+                continue
             for plot in _per_node(rows, decision, unit, colors[decision]):
                 yield replace(plot, title=f"{scenario}: {plot.title}") if scenario else plot
 
@@ -85,7 +87,8 @@ def _sweeps(table: pa.Table) -> Iterator[Plot]:
                 continue
             rest = ", ".join(f"{name}={other}" for name, other in settings.items() if name != field)
             name = f"{row['decision']} ({rest})" if rest else row["decision"]
-            amounts = row["amount_sum"] if row["decision"] not in _OF_OBJECTS and row["amount_sum"] else 0
+            is_counted = row["decision"] in _OF_OBJECTS or row["unit"] == NO_LIMIT
+            amounts = 0 if is_counted else row["amount_sum"]
             measure = "rows" if not amounts else row["unit"]
             y = float(amounts or row["amount_count"])
             points = curves.setdefault((match[1], field, measure), {}).setdefault(name, {})

@@ -32,7 +32,7 @@ def select_nodes(snapshot: Snapshot, patterns: list[str], selector: str = "") ->
         for pattern in patterns:
             matching = _named(snapshot.node_names, pattern)
             if not matching:
-                raise InvalidInput("matches no node of the snapshot", subject=pattern)
+                raise InvalidInput("matches no node of the snapshot", subject=pattern or "an empty pattern")
             chosen[matching] = True
     if selector:
         selects = label_selector(selector)
