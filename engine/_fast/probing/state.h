@@ -31,7 +31,7 @@ typedef struct {
     uint8_t last;      /* result of the current run */
     uint8_t published; /* for the worker's container */
     uint8_t on_hold;
-    uint8_t never_restarts; /* pod restart policy Never, and not a sidecar */
+    uint8_t never_restarts; /* nothing restarts the container once it has ended */
     uint8_t attempt;        /* attempts made in this tick */
     uint8_t succeeded;      /* the worker's container has started, or was known to have */
 } probe_state;
