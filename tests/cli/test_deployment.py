@@ -152,4 +152,4 @@ def test_the_recipe_copies_files_that_a_build_has() -> None:
     assert [name for name in copied if not name.startswith("dist/") and not (ROOT / name).is_file()] == []
     (base,) = (line for line in lines if line.startswith("FROM "))
     assert "python:3.11" in base
-    assert "dist/kubengine-*-cp311-*.whl" in copied
+    assert "dist/kubengine-*-cp311-manylinux_*.whl" in copied

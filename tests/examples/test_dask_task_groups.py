@@ -78,10 +78,12 @@ async def test_a_workers_tasks_run_in_groups_of_their_own_and_die_alone(
 
 
 def test_the_task_furthest_above_its_request_is_evicted_under_pressure(manager: CgroupManager) -> None:
-    with executor(manager, threads=3, limit="200Mi", pressure=0.5, seconds=0.05) as tasks:
+    # A task holds 46 MiB before it begins. Both together exceed 179 MiB only once the greedy one exceeds its
+    # request, which the modest one never does.
+    with executor(manager, threads=3, task="96Mi", limit="200Mi", pressure=0.7, seconds=0.05) as tasks:
         modest = tasks.submit(hold, 20, 60.0)
         greedy = tasks.submit(hold, 110, 60.0)
-        with pytest.raises(groups.TaskEvicted, match=r"of 128 MiB .*uses \d+ bytes more than it requests"):
+        with pytest.raises(groups.TaskEvicted, match=r"of 179 MiB .*uses \d+ bytes more than it requests"):
             greedy.result(timeout=60)
         assert not modest.done()
 

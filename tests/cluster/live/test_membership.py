@@ -118,7 +118,7 @@ async def test_volumes_in_use_are_reported_until_released_and_attached_ones_read
     attached = {"status": {"volumesAttached": [{"name": disk, "devicePath": "/dev/x"}]}}
     await plane.admin.patch(f"{NODE}/status", attached, Object)
     async with asyncio.timeout(PATIENCE):
-        await attachments.attached(disk)
+        await attachments.wait_until_attached(disk)
     attachments.release(disk, "a pod")
     known = await shown(plane.admin, NODE, lambda node: "volumesInUse" not in node["status"])
     assert known["status"]["volumesAttached"] == attached["status"]["volumesAttached"]
