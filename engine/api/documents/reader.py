@@ -67,9 +67,9 @@ def read_with_status(path: Path) -> tuple[bytes, os.stat_result]:
 
 
 def _read_at_most(file: int, limit: int, size: int) -> bytes:
-    """Read a file of `size` bytes to its end, but no more than `limit` bytes.
+    """Read an open file until it ends or `limit` bytes are read. `size` is the size that its status reports.
 
-    A file of /proc or a pipe has no size, and any file may grow meanwhile.
+    A file of /proc or a pipe reports none, and any file may grow during the read.
     """
     # Not `limit` bytes at once: for each file, the allocator would map that much and unmap it.
     pieces = [os.read(file, size + 1)]

@@ -243,7 +243,7 @@ def _add_containers(
     )
     there = np.stack([present for _, _, present in fields], axis=1)
     row, field = np.nonzero(there)
-    values = np.stack([values for _, values, _ in fields], axis=1)[there]
+    values = np.stack([column for _, column, _ in fields], axis=1)[there]
     names = [name for name, _, _ in fields]
     reasons = ["", *QOS_NAMES, formula if parameters.version == 2 else ""]
     reason = np.where(

@@ -165,7 +165,7 @@ def value_of(table: Table, name: str, row: int) -> Any:
 
 def rows_with(table: Table, name: str, text: str) -> list[int]:
     """Return the rows with a text in a column."""
-    return (table if isinstance(table, LazyTable) else _lazy(table)).rows_with(name, text)
+    return _lazy(table).rows_with(name, text)
 
 
 def whole(table: Table) -> pa.Table:
@@ -177,24 +177,25 @@ def coded(table: Table, name: str, more: Sequence[str] = ()) -> tuple[list[str],
     """Return the distinct texts of a dictionary column, and int32[rows] that numbers them; both also for
     `more` texts that follow those of the column.
     """
-    if not isinstance(table, LazyTable):
-        table = _lazy(table)
-    return table.coded(name, more)
+    return _lazy(table).coded(name, more)
 
 
 def parts_of(table: Table, name: str) -> Iterator[pa.ChunkedArray]:
     """Yield a column part by part; nothing of one that is not there yet is kept."""
-    return (table if isinstance(table, LazyTable) else _lazy(table)).parts(name)
+    return _lazy(table).parts(name)
 
 
 def filled(table: Table, name: str) -> dict[int, str]:
     """Return the texts of a dictionary column that are not empty, by row; none if the column is missing."""
     if name not in table.column_names:
         return {}
-    return (table if isinstance(table, LazyTable) else _lazy(table)).filled(name)
+    return _lazy(table).filled(name)
 
 
-def _lazy(table: pa.Table) -> LazyTable:
+def _lazy(table: Table) -> LazyTable:
+    """Return the table itself if it is lazy, else one that reads its columns."""
+    if isinstance(table, LazyTable):
+        return table
     return LazyTable(table.column_names, table.select, lambda: table.num_rows)
 
 
