@@ -486,7 +486,7 @@ def test_drain_moves_within_what_is_free_and_leaves_daemons(cluster):
             target = index[name]
             assert name not in ("node-00003", "node-00007")
             pod = by_label[row["object"]]
-            capacity.take(
+            capacity.update(
                 target, np.array([cluster.per_pod(f"request/{n}")[pod] for n in cluster.resources.names])
             )
             moved += 1

@@ -1,6 +1,7 @@
-"""Find nodes for pods that have none or must leave theirs.
+"""Schedule pods that have no node or must leave theirs, as the scheduler of Kubernetes v1.36 does.
 
-`node_capacity` tracks free amounts and chooses a node; `constraints` and `topology` are the filters of the
-scheduler, `scores` and `spread` its scores; `moves` moves single pods by these, `consolidate` empties nodes
-that are not needed, and `place` assigns a node to every waiting pod of a snapshot, by requests alone.
+`filters` and `topology` are the filter plugins, `node_capacity` compares amounts, and `scores` and `spread`
+are the score plugins. `scheduler` schedules one pod by these. `draining`, `consolidate` and `preemption` use
+it for many pods. `place` assigns a node to every waiting pod of a trace by requests alone. `fit` is the
+admission of a kubelet, on every node at once.
 """

@@ -1,6 +1,7 @@
-"""Apply disruption budgets: how many of a set of pods may be disrupted at once, and in which rounds.
+"""Apply PodDisruptionBudgets: compute how many pods may be disrupted at once, and which may be evicted now.
 
-Source: the eviction API and the disruption controller of Kubernetes v1.36.
+Source: the eviction API (`pkg/registry/core/pod/storage/eviction.go`) and the disruption controller of
+Kubernetes v1.36.
 """
 
 from __future__ import annotations
@@ -23,52 +24,52 @@ _selector = msgspec.json.Decoder(LabelSelector | None)
 
 
 class Budgets:
-    """Hold the budgets of a snapshot over its placed pods, all of which count as healthy."""
+    """Hold the PodDisruptionBudgets of a snapshot. Every pod that has a node counts as healthy."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._budgets = [_Budget(row) for row in snapshot.budgets.to_pylist()]
 
-    def held(self) -> NDArray[np.bool_]:
-        """Return bool[placed]: pods of which a budget allows no disruption."""
+    def undisruptable_pods(self) -> NDArray[np.bool_]:
+        """Return bool[placed]: whether some budget of the pod allows no disruption."""
         found = np.zeros(self._snapshot.placed, bool)
         for budget in self._budgets:
-            mine = self._protected(budget)
-            if not budget.allows(int(mine.sum())):
-                found |= mine
+            protected = self._protected_pods(budget)
+            if not budget.disruptions_allowed(int(protected.sum())):
+                found |= protected
         return found
 
-    def pace_of(self, pods: NDArray[np.int64]) -> list[PacedBudget]:
-        """Return the budgets that protect some of these pods."""
+    def protecting(self, pods: NDArray[np.int64]) -> list[TrackedBudget]:
+        """Return the budgets that protect at least one of `pods`, each with the rows that it protects."""
         if not self._budgets or not len(pods):
             return []
         found = []
         labels, namespaces = self._label_code[pods], self._namespace_code[pods]
         for budget in self._budgets:
-            here = namespaces == self._namespace_number(budget.namespace)
+            in_namespace = namespaces == self._namespaces.get(budget.namespace, -1)
+            # Pods of a workload share their labels, so each distinct set of labels is matched once.
             selected = [
-                code for code in np.unique(labels[here]).tolist() if budget.selects(self._labels[code])
+                code
+                for code in np.unique(labels[in_namespace]).tolist()
+                if budget.selects(self._labels[code])
             ]
-            hit = pods[here & np.isin(labels, selected)].tolist() if selected else []
-            if hit:
-                found.append(PacedBudget(budget.name, self._allowed(budget), set(hit)))
+            protected = pods[in_namespace & np.isin(labels, selected)].tolist() if selected else []
+            if protected:
+                found.append(TrackedBudget(budget.name, self._allowed(budget), set(protected)))
         return found
 
     def _allowed(self, budget: _Budget) -> int:
         """Return how many pods of a budget may be down at once."""
         if budget.allowed is None:
-            budget.allowed = budget.allows(int(self._protected(budget).sum()))
+            budget.allowed = budget.disruptions_allowed(int(self._protected_pods(budget).sum()))
         return budget.allowed
 
-    def _protected(self, budget: _Budget) -> NDArray[np.bool_]:
-        """Return bool[placed]: the pods that a budget protects."""
-        found: NDArray[np.bool_] = self._namespace_code == self._namespace_number(budget.namespace)
+    def _protected_pods(self, budget: _Budget) -> NDArray[np.bool_]:
+        """Return bool[placed]: the pods that a budget selects."""
+        found: NDArray[np.bool_] = self._namespace_code == self._namespaces.get(budget.namespace, -1)
         if found.any():
             found &= np.array([budget.selects(labels) for labels in self._labels], bool)[self._label_code]
         return found
-
-    def _namespace_number(self, name: str) -> int:
-        return self._namespaces.get(name, -1)
 
     @cached_property
     def _namespaces(self) -> dict[str, int]:
@@ -90,7 +91,7 @@ class Budgets:
 
 
 class _Budget:
-    """Hold one budget, and how many disruptions it allows once that is known."""
+    """Hold one PodDisruptionBudget; `allowed` caches how many disruptions it allows in this snapshot."""
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         self._row = row
@@ -102,8 +103,8 @@ class _Budget:
     def selects(self, labels: Mapping[str, str]) -> bool:
         return selects_labels(self._selector, labels)
 
-    def allows(self, total: int) -> int:
-        """Return how many of `total` pods may be down at once."""
+    def disruptions_allowed(self, total: int) -> int:
+        """Return how many of `total` protected pods may be down at once."""
         return allowed_disruptions(self._row, total)
 
 
@@ -112,58 +113,60 @@ def _codes(snapshot: Snapshot, name: str) -> NDArray[np.int32]:
 
 
 @dataclass
-class PacedBudget:
-    """Hold one budget during a drain: `allowed` pods may be down at once, `down` are."""
+class TrackedBudget:
+    """Track one budget during a drain: `allowed` pods may be down at once, and `down` pods are.
+
+    `pods` are rows of the snapshot. `blocked` lists the pods that this budget never lets the drain evict.
+    """
 
     name: str
     allowed: int
     pods: set[int]
     down: int = 0
     blocked: list[int] = field(default_factory=list)
-    """Pods that it keeps from leaving at the end."""
 
 
-class BudgetPace:
+class EvictionBudgets:
     """Decide which of some pods may be evicted now, as the eviction API does."""
 
     def __init__(self, budgets: Budgets, pods: NDArray[np.int64]) -> None:
-        self.budgets = budgets.pace_of(pods)
-        self._of: dict[int, list[PacedBudget]] = {}
+        self.budgets = budgets.protecting(pods)
+        self._of_pod: dict[int, list[TrackedBudget]] = {}
         for budget in self.budgets:
             for row in budget.pods:
-                self._of.setdefault(row, []).append(budget)
+                self._of_pod.setdefault(row, []).append(budget)
 
-    def leave(self, row: int) -> bool:
-        """Count a pod as down if its budgets allow that, and tell whether they do.
-
-        The eviction API refuses a pod of more than one budget.
-        """
-        mine = self._of.get(row, ())
-        if len(mine) > 1 or any(budget.down >= budget.allowed for budget in mine):
+    def evict(self, row: int) -> bool:
+        """Count a pod as down if its budgets allow it to be evicted; return whether they do."""
+        budgets = self._of_pod.get(row, ())
+        # The eviction API answers 500 for a pod that more than one budget selects.
+        if len(budgets) > 1 or any(budget.down >= budget.allowed for budget in budgets):
             return False
-        for budget in mine:
+        for budget in budgets:
             budget.down += 1
         return True
 
-    def back(self, row: int) -> None:
-        """Count a pod as healthy on its new node."""
-        for budget in self._of.get(row, ()):
+    def mark_healthy(self, row: int) -> None:
+        """Count an evicted pod as healthy again: its replacement has a node."""
+        for budget in self._of_pod.get(row, ()):
             budget.down -= 1
 
-    def block(self, row: int) -> str:
-        """Note that a pod never leaves, and return the reason."""
-        mine = self._of[row]
-        for budget in mine:
+    def mark_blocked(self, row: int) -> str:
+        """Record with its budgets that a pod cannot be evicted, and return the reason."""
+        budgets = self._of_pod[row]
+        for budget in budgets:
             budget.blocked.append(row)
-        if len(mine) > 1:
-            return f"has {len(mine)} budgets, and the eviction API refuses more than one"
-        if not mine[0].allowed:
-            return f"its budget {mine[0].name} allows no disruption"
-        return f"its budget {mine[0].name} waits for {mine[0].down} evicted pods that have no node"
+        if len(budgets) > 1:
+            return f"has {len(budgets)} budgets, and the eviction API refuses more than one"
+        if not budgets[0].allowed:
+            return f"its budget {budgets[0].name} allows no disruption"
+        return f"its budget {budgets[0].name} waits for {budgets[0].down} evicted pods that have no node"
 
 
 def allowed_disruptions(budget: Mapping[str, Any], total: int) -> int:
-    """Return how many of `total` may be disrupted; percentages round up, as in the disruption controller."""
+    """Return how many of `total` pods may be disrupted; percentages round up, as in the disruption
+    controller.
+    """
     if budget["max_unavailable"] is not None:
         return _count(budget["max_unavailable"], total)
     if budget["min_available"] is not None:
@@ -172,6 +175,7 @@ def allowed_disruptions(budget: Mapping[str, Any], total: int) -> int:
 
 
 def _count(text: str, total: int) -> int:
+    """Return a number of pods from an IntOrString: a number, or a percentage of `total` rounded up."""
     if text.endswith("%"):
         return -(-total * int(text[:-1]) // 100)
     return int(text)

@@ -1,7 +1,7 @@
-"""Allocate the devices of pods' ResourceClaims while pods move: DynamicResources, v1.36.
+"""Allocate devices for the ResourceClaims of pods that move: the plugin DynamicResources, v1.36.
 
-A claim that no pod has any longer loses its devices, as the claim controller takes them, and gets others with
-the next pod. A claim from a template is made again for each pod.
+When the last pod of a claim leaves its node, the claim is deallocated, as the ResourceClaim controller does.
+The next pod that uses the claim gets it allocated again. A claim from a template belongs to one pod.
 """
 
 from __future__ import annotations
@@ -28,25 +28,31 @@ from engine.plan.placement.topology import Undecidable
 from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot
 from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 
-MOST_PODS = 256
-"""Pods that one claim can be reserved for."""
+MAX_CONSUMERS = 256
+"""How many pods a claim can be reserved for (`ResourceClaimReservedForMaxSize`)."""
 
 
 @dataclass
 class _Claim:
-    """Track a claim: the pods that have it, its devices and the nodes that reach them."""
+    """Track a claim: the pods that it is reserved for, its devices, and the nodes that reach them (None:
+    all).
+
+    `deallocated` is the node, devices and node selector that the claim had until its last pod left.
+    """
 
     name: str
     spec: PlannedClaimSpec
     pods: set[int] = field(default_factory=set)
     devices: list[AllocatedDevice] = field(default_factory=list)
     reach: NodeSelector | None = None
-    before: tuple[int, list[AllocatedDevice], NodeSelector | None] | None = None
-    """The node, devices and reach that it had until its last pod left."""
+    deallocated: tuple[int, list[AllocatedDevice], NodeSelector | None] | None = None
 
 
 class DeviceClaims:
-    """Follow the claims of pods; `names` has the text of `pods.device_claims` for each pod with claims."""
+    """Allocate and deallocate the claims of pods that move.
+
+    `names` maps the row of a pod to the names of its claims, separated by spaces (column `device_claims`).
+    """
 
     def __init__(
         self,
@@ -66,29 +72,32 @@ class DeviceClaims:
                 for claim in self._known_claims(row):
                     claim.pods.add(row)
 
-    def allowed(self, row: int) -> Nodes:
-        """Return the nodes on which all claims of a pod have devices or get them. Raise `Undecidable`."""
+    def filter(self, row: int) -> Nodes:
+        """Return bool[nodes]: the nodes on which all claims of a pod are allocated or can be. Raise
+        `Undecidable`.
+        """
         found = np.ones(self._snapshot.node_count, bool)
         new: list[_Claim] = []
         for claim in self._claims_of(row):
             if not claim.devices:
                 new.append(claim)
-            elif len(claim.pods) >= MOST_PODS:
+            elif len(claim.pods) >= MAX_CONSUMERS:
                 found[:] = False
             elif claim.reach is not None:
                 found &= self._nodes.selected(claim.reach)
         if not new:
             return found
-        spec = _joint([claim.spec for claim in new])
+        spec = _combined([claim.spec for claim in new])
         if not spec.devices.requests:
             return found
         names = self._snapshot.node_names
+        # `may_serve` is cheap and excludes most nodes; a search for devices may be exponential.
         for node in np.flatnonzero(found).tolist():
             found[node] = self._inventory.may_serve(names[node]) and self._fits(spec, node)
         return found
 
-    def enter(self, row: int, node: int) -> None:
-        """Reserve the claims of a pod, and give those without devices the devices of its node."""
+    def add_pod(self, row: int, node: int) -> None:
+        """Reserve the claims of a pod, and allocate devices of its node to those that have none."""
         if node == NO_NODE:
             return
         for claim in self._known_claims(row):
@@ -96,22 +105,26 @@ class DeviceClaims:
                 self._allocate(claim, node)
             claim.pods.add(row)
 
-    def leave(self, row: int, node: int) -> None:
-        """Give back the devices of claims that no other pod has."""
+    def remove_pod(self, row: int, node: int) -> None:
+        """Release the claims of a pod, and deallocate those that are reserved for no other pod."""
         if node == NO_NODE:
             return
         for claim in self._known_claims(row):
             claim.pods.discard(row)
             if not claim.pods:
-                claim.before = node, claim.devices, claim.reach
+                claim.deallocated = node, claim.devices, claim.reach
                 for one in claim.devices:
                     self._inventory.release(one)
                 claim.devices, claim.reach = [], None
 
     def _allocate(self, claim: _Claim, node: int) -> None:
-        """Give a claim devices of a node: those that it had there if they are free, else the first to fit."""
-        if claim.before is not None and claim.before[0] == node and self._inventory.are_free(claim.before[1]):
-            _, claim.devices, claim.reach = claim.before
+        """Allocate a claim on a node: the devices that it had there if they are free, else the first that
+        fit. Without devices that fit, the claim stays unallocated.
+        """
+        earlier = claim.deallocated
+        # Without this, a move that is undone could leave the claim with other devices than before.
+        if earlier is not None and earlier[0] == node and self._inventory.are_free(earlier[1]):
+            _, claim.devices, claim.reach = earlier
         else:
             name = self._snapshot.node_names[node]
             devices = self._inventory.of_node(name, self._nodes.of(node))
@@ -121,11 +134,12 @@ class DeviceClaims:
                 picks = []
             claim.devices = [one.result for one in picks]
             local = any(self._inventory.is_local(one.device.key) for one in picks)
-            claim.reach = _only(name) if local else None
+            claim.reach = _selector_of_node(name) if local else None
         for one in claim.devices:
             self._inventory.use(one)
 
     def _fits(self, spec: PlannedClaimSpec, node: int) -> bool:
+        """Return whether the free devices of a node meet a spec. Raise `Undecidable`."""
         devices = self._inventory.of_node(self._snapshot.node_names[node], self._nodes.of(node))
         try:
             return allocate(spec, devices, self._demands) is not None
@@ -133,7 +147,7 @@ class DeviceClaims:
             raise Undecidable(f"its device claims cannot be allocated: {error}") from None
 
     def _known_claims(self, row: int) -> list[_Claim]:
-        """Return the claims of a pod; none if one of them is unknown."""
+        """Return the claims of a pod; an empty list if the snapshot lacks one of them."""
         try:
             return self._claims_of(row)
         except Undecidable:
@@ -144,15 +158,18 @@ class DeviceClaims:
         return [self._claim(row, name) for name in self._names.get(row, "").split()]
 
     def _claim(self, row: int, name: str) -> _Claim:
-        """Return a claim of a pod; each pod has its own one from a template. Raise `Undecidable`."""
+        """Return a claim of a pod; a claim from a template is the pod's own. Raise `Undecidable`."""
         namespace: str = self._snapshot.pods["namespace"][row].as_py()
-        is_new = name.startswith(TEMPLATE_CLAIM)
-        key = (row, name) if is_new else (namespace, name)
+        from_template = name.startswith(TEMPLATE_CLAIM)
+        key = (row, name) if from_template else (namespace, name)
         if key not in self._claims:
-            self._claims[key] = self._new(namespace, name.removeprefix(TEMPLATE_CLAIM), is_new)
+            self._claims[key] = self._create(namespace, name.removeprefix(TEMPLATE_CLAIM), from_template)
         return self._claims[key]
 
-    def _new(self, namespace: str, name: str, from_template: bool) -> _Claim:
+    def _create(self, namespace: str, name: str, from_template: bool) -> _Claim:
+        """Return a claim with the allocation of the snapshot, or a new one from a template. Raise
+        `Undecidable` for a claim or template that the snapshot lacks or the allocator cannot read.
+        """
         known = self._by_name.get((namespace, name))
         spec = self._templates.get((namespace, name)) if from_template else known.spec if known else None
         if spec is None:
@@ -168,19 +185,22 @@ class DeviceClaims:
         return claim
 
 
-def _only(node: str) -> NodeSelector:
+def _selector_of_node(node: str) -> NodeSelector:
     named = NodeSelectorRequirement(key="metadata.name", operator="In", values=[node])
     return NodeSelector(node_selector_terms=[NodeSelectorTerm(match_fields=[named])])
 
 
-def _joint(specs: Sequence[PlannedClaimSpec]) -> PlannedClaimSpec:
-    """Return one spec for all claims of a pod, which get devices together or not at all."""
+def _combined(specs: Sequence[PlannedClaimSpec]) -> PlannedClaimSpec:
+    """Return one spec with the requests of all claims of a pod: a node fits only if it can meet them all at
+    once.
+    """
     requests: list[DeviceRequest] = []
     constraints: list[DeviceConstraint] = []
     for number, spec in enumerate(specs):
-        mine = spec.devices.requests or []
-        requests += [structs.replace(one, name=f"{number}.{one.name}") for one in mine]
+        own = spec.devices.requests or []
+        # Names of requests are unique within a claim only.
+        requests += [structs.replace(one, name=f"{number}.{one.name}") for one in own]
         for constraint in spec.devices.constraints or ():
-            names = constraint.requests or [one.name for one in mine]
+            names = constraint.requests or [one.name for one in own]
             constraints.append(structs.replace(constraint, requests=[f"{number}.{name}" for name in names]))
     return PlannedClaimSpec(devices=DeviceClaim(requests=requests, constraints=constraints))

@@ -1,7 +1,7 @@
-"""Keep pods apart that would write to one disk of a cloud without a claim: VolumeRestrictions, v1.36.
+"""Exclude nodes where another pod uses a cloud disk of the pod spec: the filter VolumeRestrictions, v1.36.
 
-Two pods of a node may share a GCE disk only if both read it, and an EBS volume never. The same rule for iSCSI
-and RBD is not applied, because a snapshot does not hold such volumes.
+Two pods of a node may share a GCE persistent disk only if both mount it read-only, and an EBS volume never.
+The same rule for iSCSI and RBD is not applied, because a snapshot does not hold such volumes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ NEVER_SHARED: Final = "awsElasticBlockStore"
 
 
 class ExclusiveDisks:
-    """Know the nodes of each disk while pods move; `claims` holds the names of the volumes of each pod."""
+    """Count the pods that use each disk on each node while pods move.
+
+    `claims` maps the row of a pod to the names of its volumes, separated by spaces.
+    """
 
     def __init__(self, snapshot: Snapshot, claims: Mapping[int, str]) -> None:
         self._count = snapshot.node_count
@@ -31,20 +34,25 @@ class ExclusiveDisks:
         node = snapshot.column("node") if self._disks else ()
         for row in self._disks:
             if row < len(node):
-                self.enter(row, int(node[row]))
+                self.add_pod(row, int(node[row]))
 
-    def enter(self, row: int, node: int, sign: int = 1) -> None:
-        """Count the disks of a pod on a node, or no longer with `sign` -1."""
+    def add_pod(self, row: int, node: int) -> None:
+        """Count the disks of a pod on a node, -1 for none."""
+        self._update(row, node, 1)
+
+    def remove_pod(self, row: int, node: int) -> None:
+        """Stop counting the disks of a pod on a node."""
+        self._update(row, node, -1)
+
+    def _update(self, row: int, node: int, sign: int) -> None:
         if node != NO_NODE:
             for disk in self._disks.get(row, ()):
                 self._users(disk)[node] += sign
 
-    def leave(self, row: int, node: int) -> None:
-        """Count the disks of a pod no longer."""
-        self.enter(row, node, -1)
-
-    def allowed(self, row: int) -> Nodes | None:
-        """Return the nodes where no other pod keeps this one from its disks; None for a pod without such."""
+    def filter(self, row: int) -> Nodes | None:
+        """Return bool[nodes]: the nodes where no other pod uses the disks of this pod in a way that excludes
+        it; None for a pod without such disks.
+        """
         disks = self._disks.get(row)
         if disks is None:
             return None
@@ -61,8 +69,8 @@ class ExclusiveDisks:
 
 
 def _exclusive(claims: str) -> tuple[InlineDisk, ...]:
-    """Return the disks among the volumes of a pod that it may have to itself; each pod that has an EBS volume
-    counts as one that writes.
+    """Return the disks of a pod to which the rule applies. A pod that mounts an EBS volume counts as a
+    writer, so that no two pods share one.
     """
     return tuple(
         disk._replace(read_only=disk.read_only and disk.plugin == SHARED_BY_READERS)

@@ -1,7 +1,8 @@
-"""Know which nodes have an image, and how large it is there.
+"""Look up which nodes have an image, and how large it is there.
 
-A cluster has millions of images on its nodes. Only which one each is stays in memory: the nodes follow from
-how many each has, and the sizes from the names, as long as images with equal names are equally large.
+The nodes of a cluster have millions of images together. Only a code for the names of each stays in memory.
+The nodes follow from how many images each has. The sizes follow from the names, if images with equal names
+have equal sizes on all nodes; otherwise the column of sizes is read.
 """
 
 from __future__ import annotations
@@ -20,31 +21,35 @@ Values = NDArray[np.int64]
 
 
 class ImageSizes:
-    """Answer questions about the images of a snapshot."""
+    """Index the images of a snapshot by their names."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._images, self._nodes = snapshot.images, snapshot.node_count
         texts, self._codes = coded(self._images, "names")
-        self._named: dict[str, list[int]] = {}
+        self._codes_of_name: dict[str, list[int]] = {}
         for code, text in enumerate(texts):
             for name in text.split():
-                self._named.setdefault(name, []).append(code)
+                self._codes_of_name.setdefault(name, []).append(code)
         self._count = len(texts)
 
-    def of(self, name: str) -> Values:
-        """Return int64[nodes]: the size of an image, -1 where it is not."""
-        mine = self._named.get(name, [])
-        rows = np.flatnonzero(self._codes == mine[0] if len(mine) == 1 else np.isin(self._codes, mine))
+    def sizes_on_nodes(self, name: str) -> Values:
+        """Return int64[nodes]: the bytes of the image with this name, -1 on nodes without it."""
+        codes = self._codes_of_name.get(name, [])
+        # `isin` sorts the whole column; nearly every name has one code.
+        rows = np.flatnonzero(self._codes == codes[0] if len(codes) == 1 else np.isin(self._codes, codes))
         found = np.full(self._nodes, -1, np.int64)
-        at = np.searchsorted(self._offsets, rows, "right") - 1
-        by_name = self._by_name
-        sizes = self._images["size"].to_numpy()[rows] if by_name is None else by_name[self._codes[rows]]
-        found[at] = sizes
+        nodes = np.searchsorted(self._offsets, rows, "right") - 1
+        by_code = self._size_by_code
+        found[nodes] = (
+            self._images["size"].to_numpy()[rows] if by_code is None else by_code[self._codes[rows]]
+        )
         return found
 
     @cached_property
     def _offsets(self) -> Values:
-        """Return int64[nodes + 1]: the images of node i are rows `offsets[i]` to `offsets[i + 1]`."""
+        """Return int64[nodes + 1]: the images of node i are rows `offsets[i]` to `offsets[i + 1]`. Raise
+        `InvalidInput` if the images are not in the order of the nodes.
+        """
         counts, last = np.zeros(self._nodes, np.int64), 0
         for part in parts_of(self._images, "node"):
             node = part.to_numpy()
@@ -55,13 +60,14 @@ class ImageSizes:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     @cached_property
-    def _by_name(self) -> Values | None:
-        """Return int64[names]: the size of the images with these names; None if those of some differ."""
+    def _size_by_code(self) -> Values | None:
+        """Return int64[codes]: the bytes of the images with a code; None if two of them differ in size."""
         found, start = np.full(self._count, -1, np.int64), 0
         for part in parts_of(self._images, "size"):
             sizes, codes = part.to_numpy(), self._codes[start : start + len(part)]
             known = found[codes]
             found[codes] = sizes
+            # The second test finds sizes that differ within this part: the last one has won.
             if ((known != sizes) & (known != -1)).any() or (found[codes] != sizes).any():
                 return None
             start += len(part)
@@ -70,5 +76,5 @@ class ImageSizes:
 
 @once_per_snapshot
 def image_sizes(snapshot: Snapshot) -> ImageSizes:
-    """Return the images of the nodes of a snapshot."""
+    """Return the index of a snapshot's images."""
     return ImageSizes(snapshot)

@@ -1,4 +1,4 @@
-"""Tell from the owners of placed pods what happens to them when their node goes."""
+"""Classify placed pods by their owner: what becomes of a pod whose node is drained or fails."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from engine.tables import MIRROR, STATIC
 
 
 def of_daemon_sets(snapshot: Snapshot) -> NDArray[np.bool_]:
-    """Return bool[placed]: pods of DaemonSets, which end with their node."""
+    """Return bool[placed]: the pods of DaemonSets, which end with their node."""
     return _owned(snapshot, lambda owner: owner.startswith("DaemonSet/"))
 
 
 def bound_to_node(snapshot: Snapshot) -> NDArray[np.bool_]:
-    """Return bool[placed]: daemons and static pods, which no other node takes."""
+    """Return bool[placed]: daemon pods and static pods, which no other node takes."""
     static = (snapshot.column("flags") & (STATIC | MIRROR)) != 0
     bound: NDArray[np.bool_] = of_daemon_sets(snapshot) | static
     return bound
 
 
 def without_controller(snapshot: Snapshot) -> NDArray[np.bool_]:
-    """Return bool[placed]: pods that nothing creates again."""
+    """Return bool[placed]: the pods without an owner, which no controller creates again."""
     return _owned(snapshot, lambda owner: not owner)
 
 
 def _owned(snapshot: Snapshot, matches: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """Return bool[placed]: pods whose owner, `Kind/name`, matches. Each distinct owner is asked once."""
+    """Return bool[placed]: the pods whose owner, `Kind/name` or "", matches; called once per distinct
+    owner.
+    """
     owners, codes = coded(snapshot.pods, "owner")
     found = np.array([matches(owner) for owner in owners], bool)
     mask: NDArray[np.bool_] = found[codes[: snapshot.placed]]

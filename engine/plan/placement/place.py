@@ -1,10 +1,10 @@
-"""Assign nodes to pods without one, by time or largest first, spread or packed by requests."""
+"""Assign nodes to the unplaced pods of a trace by requests alone, in order of time or of size."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,62 +18,100 @@ Order = Literal["time", "size"]
 
 
 def place(snapshot: Snapshot, *, rule: Rule = "spread", order: Order = "time") -> tuple[Snapshot, int]:
-    """Return a snapshot in which pods without a node have one, and the number of pods that fit nowhere.
+    """Return a snapshot in which the pods that wait for a node have one, and how many pods fit nowhere.
 
-    With `time`, pods are placed in order of creation; pods that the snapshot marks as deleted (column
-    `deleted`) free their resources at that time. Pods that do not exist at the time of the snapshot stay
-    unplaced; placed ones stay where they are.
+    With order `time`, pods are placed in the order of their creation, and a deleted pod (column `deleted`)
+    frees its resources at that time. With order `size`, the pods that exist when the snapshot is taken are
+    placed, the largest first. Pods that do not exist at that time stay unplaced, and placed pods stay where
+    they are.
     """
     pods = whole(snapshot.pods)
     node = pods["node"].to_numpy().copy()
     phase = pods["phase"].to_pylist()
-    waiting = np.array(
-        [
-            row
-            for row in np.flatnonzero(node == NO_NODE).tolist()
-            if phase[row] not in ("Succeeded", "Failed")
-        ],
-        np.int64,
+    unplaced = np.flatnonzero(node == NO_NODE)
+    waiting = unplaced[[phase[row] not in ("Succeeded", "Failed") for row in unplaced.tolist()]]
+    trace = _Trace(
+        NodeCapacity(snapshot),
+        request_matrix(snapshot, waiting),
+        pods["created"].to_numpy()[waiting],
+        _deletion_times(snapshot)[waiting],
+        float(snapshot.meta.get("taken_at", np.inf)),
     )
-    requests = request_matrix(snapshot, waiting)
-    capacity = NodeCapacity(snapshot)
-    created = pods["created"].to_numpy()[waiting]
-    deleted = _deletions(snapshot)[waiting]
-    sequence = np.argsort(created, kind="stable") if order == "time" else largest_first(snapshot, requests)
-    ends: list[tuple[float, int, int]] = []
+    if order == "time":
+        node[waiting], missed = _place_by_time(trace, rule)
+    else:
+        node[waiting], missed = _place_by_size(trace, rule, largest_first(snapshot, trace.requests))
+    index = pods.schema.get_field_index("node")
+    placed = pods.set_column(index, "node", pa.array(node, pa.int32()))
+    meta = snapshot.meta | {"placed_by": f"{rule} by requests, in order of {order}"}
+    result = arranged(whole(snapshot.nodes), placed, templates=snapshot.templates, meta=meta)
+    result = replace(result, images=snapshot.images, devices=snapshot.devices, budgets=snapshot.budgets)
+    return result, missed
+
+
+class _Trace(NamedTuple):
+    """Hold the pods that wait for a node: their requests, int64[n, resources], and their times of creation
+    and deletion (infinite: never) in Unix seconds, float64[n]. The snapshot is taken at `until`.
+    """
+
+    capacity: NodeCapacity
+    requests: NDArray[np.int64]
+    created: NDArray[np.float64]
+    deleted: NDArray[np.float64]
+    until: float
+
+
+def _place_by_time(trace: _Trace, rule: Rule) -> tuple[NDArray[np.int32], int]:
+    """Return int32[n]: the node of each pod at the end, -1 for none; and how many pods fitted nowhere.
+
+    A pod that fits nowhere at its creation is not tried again later.
+    """
+    capacity, requests, created, deleted, until = trace
+    node = np.full(len(created), NO_NODE, np.int32)
+    deletions: list[tuple[float, int]] = []
     missed = 0
-    until = float(snapshot.meta.get("taken_at", np.inf))
-    for index in sequence.tolist():
+    for index in np.argsort(created, kind="stable").tolist():
         if created[index] > until:
             continue
-        if order == "time":
-            while ends and ends[0][0] <= created[index]:
-                _, gone, at = heapq.heappop(ends)
-                capacity.take(at, requests[gone], -1)
-                node[waiting[gone]] = NO_NODE
-        elif deleted[index] <= until:
+        while deletions and deletions[0][0] <= created[index]:
+            _, ended = heapq.heappop(deletions)
+            capacity.update(int(node[ended]), requests[ended], -1)
+            node[ended] = NO_NODE
+        chosen = capacity.choose(requests[index], rule)
+        if chosen == NO_NODE:
+            missed += 1
+            continue
+        capacity.update(chosen, requests[index])
+        node[index] = chosen
+        if np.isfinite(deleted[index]):
+            heapq.heappush(deletions, (float(deleted[index]), index))
+    for time, ended in deletions:
+        if time <= until:
+            node[ended] = NO_NODE
+    return node, missed
+
+
+def _place_by_size(trace: _Trace, rule: Rule, sequence: NDArray[np.int64]) -> tuple[NDArray[np.int32], int]:
+    """Return int32[n]: the node of each pod that exists at the end, -1 for none; and how many of these fit
+    nowhere. Pods are placed in the order of `sequence`.
+    """
+    capacity, requests, created, deleted, until = trace
+    node = np.full(len(created), NO_NODE, np.int32)
+    missed = 0
+    for index in sequence.tolist():
+        if created[index] > until or deleted[index] <= until:
             continue
         chosen = capacity.choose(requests[index], rule)
         if chosen == NO_NODE:
             missed += 1
             continue
-        capacity.take(chosen, requests[index])
-        node[waiting[index]] = chosen
-        if order == "time" and np.isfinite(deleted[index]):
-            heapq.heappush(ends, (float(deleted[index]), index, chosen))
-    if order == "time":
-        for at_time, gone, _ in ends:
-            if at_time <= until:
-                node[waiting[gone]] = NO_NODE
-    at = pods.schema.get_field_index("node")
-    placed = pods.set_column(at, "node", pa.array(node, pa.int32()))
-    meta = snapshot.meta | {"placed_by": f"{rule} by requests, in order of {order}"}
-    fresh = arranged(whole(snapshot.nodes), placed, templates=snapshot.templates, meta=meta)
-    return replace(fresh, images=snapshot.images, devices=snapshot.devices, budgets=snapshot.budgets), missed
+        capacity.update(chosen, requests[index])
+        node[index] = chosen
+    return node, missed
 
 
-def _deletions(snapshot: Snapshot) -> NDArray[np.float64]:
-    """Return float64[pods]: when each pod was deleted, infinite if it was not."""
+def _deletion_times(snapshot: Snapshot) -> NDArray[np.float64]:
+    """Return float64[pods]: when each pod was deleted in Unix seconds, infinite if it was not."""
     if "deleted" not in snapshot.pods.column_names:
         return np.full(snapshot.pods.num_rows, np.inf)
     deleted: NDArray[np.float64] = snapshot.pods["deleted"].fill_null(np.inf).to_numpy()

@@ -1,7 +1,8 @@
-"""Choose nodes by their scores and by how evenly the replicas of a pod spread: PodTopologySpread, v1.36.
+"""Add the score PodTopologySpread of the v1.36 scheduler to the other scores, and choose the best nodes.
 
-The score by spread depends only on a node's domains and on how many replicas it holds. So nodes are sorted
-into cells: those without replicas by the domains that they are in, each other one by itself.
+The score depends only on the domains of a node and on how many matching pods it has. So nodes are grouped
+into cells with equal scores: nodes without matching pods by their domains, and each other node in a cell of
+its own. A cluster of 10,000 nodes in three zones has few cells.
 """
 
 from __future__ import annotations
@@ -15,38 +16,42 @@ from numpy.typing import NDArray
 from engine._fast.placement.spread_scores import best_nodes, seen_cells
 from engine.api.pod import Pod
 from engine.api.scheduling import TopologySpreadConstraint
-from engine.plan.placement.constraints import Constraints
+from engine.plan.placement.filters import SchedulerFilters
 from engine.plan.placement.topology import PodRows, spread_selector
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.lazy_table import coded
 from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes, numbered
 
-MOST: Final = 100
+MAX_NODE_SCORE: Final = 100
 WEIGHT: Final = 2
 HOSTNAME: Final = "kubernetes.io/hostname"
-DEFAULT_SPREAD: Final = (("topology.kubernetes.io/zone", 3), (HOSTNAME, 5))
-"""Keys and skews by which replicas spread if they have no constraint of their own."""
+SYSTEM_DEFAULT_CONSTRAINTS: Final = (("topology.kubernetes.io/zone", 3), (HOSTNAME, 5))
+"""Topology keys and maximum skews for pods without constraints of their own (`systemDefaultConstraints`)."""
 SPREAD_OWNERS: Final = ("ReplicaSet/", "StatefulSet/", "ReplicationController/")
 
 Values = NDArray[np.int64]
 
 
-class _Wanted(NamedTuple):
-    """Hold a soft constraint: a topology key, its skew, the pods that it spreads, and how it is written;
-    None for a default one.
+class _SoftConstraint(NamedTuple):
+    """Hold a constraint with ScheduleAnyway: its topology key, its maximum skew, the pods that its selector
+    matches, and its specification; None for a system default.
     """
 
     key: str
-    skew: int
+    max_skew: int
     pods: PodRows
-    given: TopologySpreadConstraint | None = None
+    spec: TopologySpreadConstraint | None = None
 
 
 @dataclass
 class _Cells:
-    """Hold the cell of each node, int32[nodes], without regard to replicas; for each cell its domains by
-    topology key, int32[cells], and whether its nodes have a host name; and whether a node, and a cell, has
-    every key that the pod's own constraints name.
+    """Hold groups of nodes that have equal domains, without regard to pods.
+
+    of_node      int32[nodes]   the cell of each node
+    domains      int32[cells] by topology key: the domain of each cell, -1 without the label
+    named        bool[cells]    whether the nodes have a host name label
+    keyed        bool[cells]    whether the nodes have all topology keys of the pod's own constraints
+    keyed_nodes  bool[nodes]    the same for each node
     """
 
     of_node: NDArray[np.int32]
@@ -57,90 +62,111 @@ class _Cells:
 
 
 class SpreadScores:
-    """Choose among nodes with scores while pods move."""
+    """Score nodes by PodTopologySpread while pods move."""
 
-    def __init__(self, snapshot: Snapshot, constraints: Constraints) -> None:
-        self._constraints, self._labels = constraints, labels_of_nodes(snapshot)
+    def __init__(self, snapshot: Snapshot, filters: SchedulerFilters) -> None:
+        self._filters, self._labels = filters, labels_of_nodes(snapshot)
         self._owners, self._owner_code = coded(snapshot.pods, "owner")
-        self._owned: dict[tuple[int, str], PodRows] = {}
+        self._pods_of_owner: dict[tuple[int, str], PodRows] = {}
         self._cells: dict[tuple[bool, tuple[str, ...]], _Cells] = {}
-        self._together = np.zeros(snapshot.node_count, np.int32), np.zeros(1, np.int64)
+        self._one_cell = np.zeros(snapshot.node_count, np.int32), np.zeros(1, np.int64)
 
     def best(self, total: Values, row: int, pod: Pod, nodes: Nodes) -> Values:
-        """Return those of `nodes` whose `total`, int64[nodes], plus the score by spread is highest."""
-        wanted = self._wanted(row, pod)
-        if not wanted:
-            return best_nodes(total, nodes.view(np.uint8), *self._together)
-        cells = self._cells_of(wanted)
-        places = [self._constraints.topology.places(one.pods) for one in wanted if one.key == HOSTNAME]
-        hosts = _distinct(np.concatenate([np.zeros(0, np.int32), *places]))
-        # Few nodes hold replicas: giving these a cell each and taking it away again spares a copy of all.
+        """Return the nodes, among `nodes`, bool[nodes], whose `total`, int64[nodes], plus PodTopologySpread
+        is highest, in ascending order.
+        """
+        constraints = self._soft_constraints(row, pod)
+        if not constraints:
+            return best_nodes(total, nodes.view(np.uint8), *self._one_cell)
+        cells = self._cells_of(constraints)
+        nodes_of_pods = [
+            self._filters.topology.nodes_of(one.pods) for one in constraints if one.key == HOSTNAME
+        ]
+        hosts = _distinct(np.concatenate([np.zeros(0, np.int32), *nodes_of_pods]))
+        # Few nodes have matching pods: to give each of these a cell of its own, and to take it back at the
+        # end, spares a copy of the column.
         before, count = cells.of_node[hosts], len(cells.named)
         cells.of_node[hosts] = np.arange(count, count + len(hosts))
-        there = np.append(seen_cells(cells.of_node, nodes.view(np.uint8), count), nodes[hosts])
-        kind: NDArray[np.int64] = np.concatenate([np.arange(count), before])
-        there &= cells.keyed[kind]
-        held = np.zeros(len(kind))
-        for at in places:
-            weight = np.log(np.count_nonzero(nodes & cells.keyed_nodes) + 2)
-            replicas = np.bincount(np.searchsorted(hosts, at), minlength=len(hosts))
-            held[count:] += np.where(cells.named[before], replicas * weight, 0.0)
-        score = self._scores(row, wanted, cells, kind, there, held)
+        present = np.append(seen_cells(cells.of_node, nodes.view(np.uint8), count), nodes[hosts])
+        base_cell: NDArray[np.int64] = np.concatenate([np.arange(count), before])
+        present &= cells.keyed[base_cell]
+        on_host = np.zeros(len(base_cell))
+        for at in nodes_of_pods:
+            weight = _topology_weight(int((nodes & cells.keyed_nodes).sum()))
+            matching = np.bincount(np.searchsorted(hosts, at), minlength=len(hosts))
+            on_host[count:] += np.where(cells.named[before], matching * weight, 0.0)
+        score = self._cell_scores(row, constraints, cells, base_cell, present, on_host)
         found = best_nodes(total, nodes.view(np.uint8), cells.of_node, score)
         cells.of_node[hosts] = before
         return found
 
-    def _scores(
+    def _cell_scores(
         self,
         row: int,
-        wanted: list[_Wanted],
+        constraints: list[_SoftConstraint],
         cells: _Cells,
-        kind: NDArray[np.int64],
-        there: NDArray[np.bool_],
-        held: NDArray[np.float64],
+        base_cell: NDArray[np.int64],
+        present: NDArray[np.bool_],
+        on_host: NDArray[np.float64],
     ) -> Values:
-        """Return int64[len(kind)]: the weighted score of each cell.
+        """Return int64[n]: the weighted score of each of n cells, those of `cells` and those of single nodes.
 
-        `kind` is the cell without regard to replicas, `there` tells which have nodes, and `held` is what the
-        replicas on the nodes themselves count.
+        `base_cell`, int64[n], is the cell of `cells` with the same domains. `present`, bool[n], are the cells
+        with nodes to choose from. `on_host`, float64[n], is the weighted number of matching pods by host
+        name.
         """
-        topology = self._constraints.topology
-        skews = sum(one.skew - 1 for one in wanted if one.key == HOSTNAME)
-        # Half a point, because the scheduler rounds the sum, and the conversion cuts it off.
-        counts = held + np.where(cells.named[kind], 0.5 + skews, 0.5)
-        for one in wanted:
+        topology = self._filters.topology
+        skews = sum(one.max_skew - 1 for one in constraints if one.key == HOSTNAME)
+        # The scheduler rounds the sum: half a point more, and the conversion to integers rounds alike.
+        counts = on_host + np.where(cells.named[base_cell], 0.5 + skews, 0.5)
+        for one in constraints:
             if one.key == HOSTNAME:
                 continue
-            domain = cells.domains[one.key][kind]
-            weight = np.log(len(_distinct(domain[there])) + 2)
-            on_domains = topology.on_domains(one.key, one.pods, self._counted(row, one.given, cells))
-            counts += np.append(on_domains * weight + one.skew - 1, 0.0)[domain]
-        whole = counts.astype(np.int64)
-        if not there.any():
-            return np.zeros(len(kind), np.int64)
-        low, most = int(whole[there].min()), int(whole[there].max())
-        scores = MOST * (most + low - whole) // most if most else np.full(len(kind), MOST)
-        weighted: Values = WEIGHT * np.where(cells.keyed[kind], scores, 0)
+            domain = cells.domains[one.key][base_cell]
+            weight = _topology_weight(len(_distinct(domain[present])))
+            in_domain = topology.count_by_domain(one.key, one.pods, self._counted(row, one.spec, cells))
+            # The appended 0 is what domain -1 selects.
+            counts += np.append(in_domain * weight + one.max_skew - 1, 0.0)[domain]
+        rounded = counts.astype(np.int64)
+        if not present.any():
+            return np.zeros(len(base_cell), np.int64)
+        low, most = int(rounded[present].min()), int(rounded[present].max())
+        # Few matching pods are good, so the normalization of the plugin is turned around.
+        scores = (
+            MAX_NODE_SCORE * (most + low - rounded) // most
+            if most
+            else np.full(len(base_cell), MAX_NODE_SCORE)
+        )
+        weighted: Values = WEIGHT * np.where(cells.keyed[base_cell], scores, 0)
         return weighted
 
-    def _wanted(self, row: int, pod: Pod) -> list[_Wanted]:
-        """Return the soft constraints of a pod, or the default ones."""
-        topology = self._constraints.topology
-        given = pod.spec.topology_spread_constraints
-        if not given:
-            alike = self._replicas(row)
-            return [_Wanted(key, skew, alike) for key, skew in DEFAULT_SPREAD] if alike is not None else []
+    def _soft_constraints(self, row: int, pod: Pod) -> list[_SoftConstraint]:
+        """Return the pod's own constraints with ScheduleAnyway; the system defaults if it has no
+        constraint.
+        """
+        topology = self._filters.topology
+        specs = pod.spec.topology_spread_constraints
+        if not specs:
+            replicas = self._replicas(row)
+            if replicas is None:
+                return []
+            return [_SoftConstraint(key, skew, replicas) for key, skew in SYSTEM_DEFAULT_CONSTRAINTS]
         own, labels = (topology.namespace_of(row),), topology.labels_of(row)
         return [
-            _Wanted(one.topology_key, one.max_skew, topology.matching(spread_selector(one, labels), own), one)
-            for one in given
-            if one.when_unsatisfiable == "ScheduleAnyway"
+            _SoftConstraint(
+                spec.topology_key,
+                spec.max_skew,
+                topology.pods_matching(spread_selector(spec, labels), own),
+                spec,
+            )
+            for spec in specs
+            if spec.when_unsatisfiable == "ScheduleAnyway"
         ]
 
-    def _cells_of(self, wanted: list[_Wanted]) -> _Cells:
-        """Return the cells by the topology keys of some constraints."""
-        given = wanted[0].given is not None
-        names = given, tuple(dict.fromkeys(one.key for one in wanted))
+    def _cells_of(self, constraints: list[_SoftConstraint]) -> _Cells:
+        """Return the cells by the topology keys of some constraints, cached."""
+        own = constraints[0].spec is not None
+        names = own, tuple(dict.fromkeys(one.key for one in constraints))
         found = self._cells.get(names)
         if found is None:
             keys = tuple(key for key in names[1] if key != HOSTNAME)
@@ -148,15 +174,18 @@ class SpreadScores:
             first, of_node = numbered(2 * self._labels.grouped(keys)[1].astype(np.int64) + named)
             domains = {key: self._labels.domains_of(key)[0][first] for key in keys}
             keyed = np.ones(len(first), bool)
-            if given:
+            # System defaults also score nodes without their keys (`requireAllTopologies` is false for them).
+            if own:
                 keyed = np.logical_and.reduce([domain >= 0 for domain in domains.values()], initial=True)
                 keyed = keyed & named[first] if HOSTNAME in names[1] else np.broadcast_to(keyed, len(first))
             found = self._cells[names] = _Cells(of_node.copy(), domains, named[first], keyed, keyed[of_node])
         return found
 
     def _counted(self, row: int, constraint: TopologySpreadConstraint | None, cells: _Cells) -> Nodes:
-        """Return the nodes whose pods a constraint counts; None stands for a default constraint."""
-        tolerated, affine = self._constraints.by_template(row)
+        """Return bool[nodes]: the nodes whose pods a constraint counts, by its node inclusion policies; None
+        stands for a system default.
+        """
+        tolerated, affine = self._filters.selected_nodes(row)
         counted = cells.keyed_nodes.copy()
         if constraint is None or constraint.node_affinity_policy != "Ignore":
             counted &= affine
@@ -165,23 +194,32 @@ class SpreadScores:
         return counted
 
     def _replicas(self, row: int) -> PodRows | None:
-        """Return the pods of the same controller; None for one whose pods have no selector of
-        their own. (Services would select more; a snapshot does not hold them.)
+        """Return the pods of the same controller; None if the pod has none of the kinds that the plugin
+        reads.
+
+        The plugin adds the selectors of Services, which a snapshot does not hold.
         """
         codes = self._owner_code
         if not self._owners[codes[row]].startswith(SPREAD_OWNERS):
             return None
-        topology = self._constraints.topology
+        topology = self._filters.topology
         namespace = topology.namespace_of(row)
         key = int(codes[row]), namespace
-        if key not in self._owned:
+        if key not in self._pods_of_owner:
             rows = np.flatnonzero(codes == codes[row])
-            self._owned[key] = topology.in_namespaces(rows, (namespace,))
-        return self._owned[key]
+            self._pods_of_owner[key] = topology.in_namespaces(rows, (namespace,))
+        return self._pods_of_owner[key]
+
+
+def _topology_weight(domains: int) -> float:
+    """Return the weight of one matching pod: more domains hold fewer pods each
+    (`topologyNormalizingWeight`).
+    """
+    return float(np.log(domains + 2))
 
 
 def _distinct(values: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the distinct values in ascending order. (`np.unique` hashes them, which takes longer.)"""
+    """Return the distinct values in ascending order. `np.unique` hashes the values, which takes longer."""
     ordered = np.sort(values)
     first = np.ones(len(ordered), bool)
     first[1:] = ordered[1:] != ordered[:-1]

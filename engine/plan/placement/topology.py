@@ -1,7 +1,7 @@
-"""Apply rules between pods: required affinity and anti-affinity, and required topology spread.
+"""Apply the filters between pods of the v1.36 scheduler: InterPodAffinity and PodTopologySpread.
 
-`PodTopology` knows the node of every pod while pods move, and computes the nodes that one pod's rules allow.
-Source: the v1.36 scheduler's InterPodAffinity and PodTopologySpread filters.
+`PodTopology` tracks the node of every pod while pods move, and computes the nodes that the required rules of
+one pod, and the required anti-affinity of the others, allow.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from engine.plan.snapshot.objects import decoded_spec
 
 PodRows: TypeAlias = NDArray[np.int64]
 """Rows of pods in the snapshot, in ascending order."""
-Allowed = tuple[str, Nodes]
-"""Why the other nodes are excluded, and the nodes that remain."""
+FilterResult = tuple[str, Nodes]
+"""The reason why a filter excludes nodes, and bool[nodes]: the nodes that pass it."""
 
 _DO_NOT_SCHEDULE: Final = "DoNotSchedule"
 
 
 class Undecidable(Exception):
-    """Report that a rule needs data that a snapshot does not hold; the text names it."""
+    """Report that a filter needs data that the snapshot does not hold; the text names the data."""
 
 
 @dataclass(frozen=True)
 class _Rules:
-    """Hold what the pods of one template demand of other pods."""
+    """Hold the required rules between pods of one template."""
 
     affinity: tuple[PodAffinityTerm, ...] = ()
     anti_affinity: tuple[PodAffinityTerm, ...] = ()
@@ -47,9 +47,9 @@ class _Rules:
 
 
 class PodTopology:
-    """Compute which nodes the rules between pods allow for one pod, while pods move.
+    """Compute the nodes that pass the filters between pods, while pods move.
 
-    All pods of the snapshot take part, also those without a node (-1).
+    It tracks all pods of the snapshot, including those without a node (-1).
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -72,27 +72,27 @@ class PodTopology:
         self._of_template: dict[int, PodRows] = {}
 
     def node_of(self, row: int) -> int:
-        """Return the node of a pod, or -1 while a new one is chosen."""
+        """Return the node of a pod, -1 for none."""
         return int(self._node[row])
 
-    def on_domains(self, key: str, pods: PodRows, counted: Nodes | None = None) -> NDArray[np.int64]:
-        """Return int64[domains]: how many of these pods each domain of a topology key holds on the `counted`
-        nodes.
+    def count_by_domain(self, key: str, pods: PodRows, counted: Nodes | None = None) -> NDArray[np.int64]:
+        """Return int64[domains]: how many of these pods are in each domain of a topology key. Only pods on
+        the `counted` nodes, bool[nodes], count.
         """
         domain, count = self.domains_of(key)
-        at = self.places(pods)
+        at = self.nodes_of(pods)
         if counted is not None:
             at = at[counted[at]]
         found = domain[at]
         return np.bincount(found[found >= 0], minlength=count)
 
-    def places(self, pods: PodRows) -> NDArray[np.int32]:
-        """Return the node of each of these pods that is on one."""
+    def nodes_of(self, pods: PodRows) -> NDArray[np.int32]:
+        """Return int32[n]: the nodes of those of these pods that have one; a node appears once per pod."""
         at = self._node[pods]
         found: NDArray[np.int32] = at[at != NO_NODE]
         return found
 
-    def of_template(self, template: int) -> PodRows:
+    def pods_of_template(self, template: int) -> PodRows:
         """Return the pods of a template."""
         found = self._of_template.get(template)
         if found is None:
@@ -107,18 +107,19 @@ class PodTopology:
         namespace: str = self._namespaces[self._namespace_code[row]]
         return namespace
 
-    def leave(self, row: int) -> None:
-        """Take the pod off its node while a new node is chosen."""
+    def remove_pod(self, row: int) -> None:
+        """Take a pod off its node."""
         self._node[row] = NO_NODE
 
-    def enter(self, row: int, node: int) -> None:
-        """Put the pod on this node."""
+    def add_pod(self, row: int, node: int) -> None:
+        """Put a pod on a node, -1 for none."""
         self._node[row] = node
 
-    def allowed(self, row: int, affine: Nodes, tolerated: Nodes) -> Iterator[Allowed]:
-        """Return the nodes that each rule allows for a pod.
+    def filter(self, row: int, affine: Nodes, tolerated: Nodes) -> Iterator[FilterResult]:
+        """Yield for each rule the reason why it excludes nodes, and the nodes that it allows.
 
-        `affine` nodes match its selectors; it tolerates the taints of `tolerated` ones. Raise `Undecidable`.
+        `affine` nodes match the pod's node selector and node affinity, and it tolerates the taints of
+        `tolerated` nodes: the node inclusion policies of topology spread read both. Raise `Undecidable`.
         """
         rules = self._rules_of(int(self._template[row]))
         own = (self.namespace_of(row),)
@@ -127,94 +128,111 @@ class PodTopology:
         if rules.anti_affinity:
             near = np.zeros(self._snapshot.node_count, bool)
             for term in rules.anti_affinity:
-                near |= self._holding(term.topology_key, self.selected(term, own))
+                near |= self._domains_with(term.topology_key, self.pods_selected(term, own))
             yield "its pod anti-affinity", ~near
         if rules.affinity:
-            yield "its pod affinity", self._attracted(rules.affinity, own, labels)
+            yield "its pod affinity", self._satisfying_affinity(rules.affinity, own, labels)
         for spread in rules.spread:
             counted = np.ones(self._snapshot.node_count, bool)
             if spread.node_affinity_policy != "Ignore":
                 counted &= affine
             if spread.node_taints_policy == "Honor":
                 counted &= tolerated
+            # A node counts only if it has the topology keys of all constraints of the pod.
             for other in rules.spread:
                 counted &= self.domains_of(other.topology_key)[0] >= 0
-            yield "its topology spread", self._spread(spread, own, labels, counted)
+            yield "its topology spread", self._within_skew(spread, own, labels, counted)
 
-    def _attracted(
+    def _satisfying_affinity(
         self, terms: Sequence[PodAffinityTerm], own: tuple[str, ...], labels: Mapping[str, str]
     ) -> Nodes:
-        """Return the nodes near pods that match every term; any keyed node for the first pod of a group that
-        attracts itself.
+        """Return bool[nodes]: the nodes that share all domains with a pod that matches every term.
+
+        If no such pod has a node and the pod matches its own terms, every node with the topology keys will
+        do: otherwise the first pod of a group could never be scheduled.
         """
-        everyone = self.selected(terms[0], own)
+        matching = self.pods_selected(terms[0], own)
         for term in terms[1:]:
-            everyone = np.intersect1d(everyone, self.selected(term, own), assume_unique=True)
+            matching = np.intersect1d(matching, self.pods_selected(term, own), assume_unique=True)
         keyed = np.ones(self._snapshot.node_count, bool)
         for term in terms:
             keyed &= self.domains_of(term.topology_key)[0] >= 0
-        if not len(self.places(everyone)) and all(
-            selects_labels(term.label_selector, labels) and own[0] in (self.spaces(term, own) or own)
+        if not len(self.nodes_of(matching)) and all(
+            selects_labels(term.label_selector, labels) and own[0] in (self.namespaces_of(term, own) or own)
             for term in terms
         ):
             return keyed
         near = keyed
         for term in terms:
-            near = near & self._holding(term.topology_key, everyone)
+            near = near & self._domains_with(term.topology_key, matching)
         return near
 
     def _repelled(self, namespace: str, labels: Mapping[str, str]) -> Nodes:
-        """Return the nodes near a pod whose own anti-affinity excludes this one."""
+        """Return bool[nodes]: the nodes in a domain with a pod whose required anti-affinity matches a pod
+        with this namespace and these labels.
+        """
         near = np.zeros(self._snapshot.node_count, bool)
         for template in self._repelling:
             for term in self._rules_of(template).anti_affinity:
                 if not selects_labels(term.label_selector, labels):
                     continue
-                pods = self.of_template(template)
-                spaces = self.spaces(term, ())
-                if spaces is not None and namespace not in spaces:
-                    if spaces:
+                pods = self.pods_of_template(template)
+                namespaces = self.namespaces_of(term, ())
+                # An empty tuple stands for the namespace of each pod that has the term.
+                if namespaces is not None and namespace not in namespaces:
+                    if namespaces:
                         continue
                     pods = self.in_namespaces(pods, (namespace,))
-                near |= self._holding(term.topology_key, pods)
+                near |= self._domains_with(term.topology_key, pods)
         return near
 
-    def _spread(
+    def _within_skew(
         self,
         spread: TopologySpreadConstraint,
         own: tuple[str, ...],
         labels: Mapping[str, str],
         counted: Nodes,
     ) -> Nodes:
+        """Return bool[nodes]: the nodes where one more pod keeps the skew of a constraint within its maximum.
+
+        `counted`, bool[nodes], are the nodes whose pods and domains count.
+        """
         domain, _ = self.domains_of(spread.topology_key)
         selector = spread_selector(spread, labels)
-        held = self.on_domains(spread.topology_key, self.matching(selector, own), counted)
+        matching = self.count_by_domain(spread.topology_key, self.pods_matching(selector, own), counted)
         eligible = np.unique(domain[counted])
-        least = int(held[eligible].min()) if len(eligible) else 0
+        least = int(matching[eligible].min()) if len(eligible) else 0
+        # With fewer than minDomains the global minimum is 0, so that pods wait for further domains.
         if spread.min_domains is not None and len(eligible) < spread.min_domains:
             least = 0
         itself = 1 if selects_labels(selector, labels) else 0
         keyed = domain >= 0
         fits: Nodes = keyed.copy()
-        fits[keyed] = held[domain[keyed]] + itself - least <= spread.max_skew
+        fits[keyed] = matching[domain[keyed]] + itself - least <= spread.max_skew
         return fits
 
-    def _holding(self, key: str, pods: PodRows) -> Nodes:
-        """Return the nodes whose domain of a topology key holds one of these pods."""
+    def _domains_with(self, key: str, pods: PodRows) -> Nodes:
+        """Return bool[nodes]: the nodes whose domain of a topology key has one of these pods."""
         domain, count = self.domains_of(key)
-        found = domain[self.places(pods)]
-        holds = np.zeros(count + 1, bool)
-        holds[found[found >= 0]] = True
-        near: Nodes = holds[domain]
+        found = domain[self.nodes_of(pods)]
+        # The last element stays False: it is what domain -1 selects.
+        occupied = np.zeros(count + 1, bool)
+        occupied[found[found >= 0]] = True
+        near: Nodes = occupied[domain]
         return near
 
-    def selected(self, term: PodAffinityTerm, own: tuple[str, ...]) -> PodRows:
-        spaces = self.spaces(term, own)
-        return self.matching(term.label_selector, spaces)
+    def pods_selected(self, term: PodAffinityTerm, own: tuple[str, ...]) -> PodRows:
+        """Return the pods that an affinity term selects; `own` is the namespace of the pod that has the term.
+        Raise `Undecidable`.
+        """
+        return self.pods_matching(term.label_selector, self.namespaces_of(term, own))
 
     @staticmethod
-    def spaces(term: PodAffinityTerm, own: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return the namespaces that a term covers, `own` if it names none; None for all."""
+    def namespaces_of(term: PodAffinityTerm, own: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return the namespaces that an affinity term covers, `own` if it names none; None for all
+        namespaces. Raise `Undecidable` for a namespace selector, because a snapshot holds no labels of
+        namespaces.
+        """
         chosen = term.namespace_selector
         if chosen is not None:
             if chosen.match_labels or chosen.match_expressions:
@@ -222,27 +240,27 @@ class PodTopology:
             return None
         return tuple(term.namespaces) if term.namespaces else own
 
-    def matching(self, selector: LabelSelector | None, namespaces: tuple[str, ...] | None) -> PodRows:
-        """Return the pods of these namespaces that a selector matches."""
+    def pods_matching(self, selector: LabelSelector | None, namespaces: tuple[str, ...] | None) -> PodRows:
+        """Return the pods of these namespaces (None: all) that a label selector matches, cached."""
         key = encode_json(selector), namespaces
         found = self._matched.get(key)
         if found is None:
-            labelled = np.array([selects_labels(selector, labels) for labels in self._labels], bool)
-            found = np.flatnonzero(labelled[self._label_code] if len(labelled) else labelled)
+            matches = np.array([selects_labels(selector, labels) for labels in self._labels], bool)
+            found = np.flatnonzero(matches[self._label_code] if len(matches) else matches)
             if namespaces is not None:
                 found = self.in_namespaces(found, namespaces)
             self._matched[key] = found
         return found
 
     def in_namespaces(self, pods: PodRows, namespaces: tuple[str, ...]) -> PodRows:
-        """Return those of some pods that are in these namespaces."""
+        """Return the pods among `pods` that are in these namespaces."""
         named = np.array([name in namespaces for name in self._namespaces], bool)
         found: PodRows = pods[named[self._namespace_code[pods]]]
         return found
 
     @cached_property
     def _repelling(self) -> list[int]:
-        """Return templates of placed pods that have required anti-affinity."""
+        """Return the templates that may have required anti-affinity."""
         specs = self._snapshot.templates["spec"].to_pylist()
         return [row for row, spec in enumerate(specs) if "podAntiAffinity" in spec]
 
@@ -254,7 +272,7 @@ class PodTopology:
 
 
 def spread_selector(spread: TopologySpreadConstraint, labels: Mapping[str, str]) -> LabelSelector | None:
-    """Return the selector of a spread constraint with the pod's own values of its `matchLabelKeys`."""
+    """Return the selector of a spread constraint, extended by the pod's values of its `matchLabelKeys`."""
     selector = spread.label_selector
     keys = [key for key in spread.match_label_keys or () if key in labels]
     if not keys or selector is None:
@@ -269,6 +287,7 @@ def spread_selector(spread: TopologySpreadConstraint, labels: Mapping[str, str])
 
 
 def _rules(snapshot: Snapshot, template: int) -> _Rules:
+    """Return the required rules of a template. Raise `Undecidable` if its spec cannot be read."""
     try:
         pod: Pod = decoded_spec(snapshot.templates["spec"][template].as_py())
     except msgspec.ValidationError as error:
@@ -286,5 +305,6 @@ def _rules(snapshot: Snapshot, template: int) -> _Rules:
 
 
 def _terms(affinity: PodAffinity | None) -> tuple[PodAffinityTerm, ...]:
+    """Return the required terms of an affinity or anti-affinity."""
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
     return tuple(required or ())

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
-from engine.plan.placement.constraints import knows_constraints
-from engine.plan.placement.draining import DrainCourse, Draining, PodMove
-from engine.plan.placement.moves import Choice, Mover
+from engine.plan.placement.draining import DrainResult, DrainSimulation, PodMove
+from engine.plan.placement.filters import has_scheduling_constraints
 from engine.plan.placement.node_capacity import largest_first, request_matrix
 from engine.plan.placement.owners import of_daemon_sets, without_controller
+from engine.plan.placement.scheduler import Choice, PodScheduler
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.selection import select_nodes
 from engine.tables import MIRROR, STATIC
@@ -86,14 +86,14 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
     leaving[chosen] = True
     node = snapshot.column("node")
     fates = {source: _Fate() for source in chosen.tolist()}
-    known = knows_constraints(snapshot)
+    known = has_scheduling_constraints(snapshot)
     pods = _moving(snapshot, np.flatnonzero(leaving[node]), rows, fates, parameters, known=known)
     _note(snapshot, rows, parameters, known=known)
-    mover = Mover.over_all_nodes(snapshot, parameters.rule)
-    mover.capacity.open &= ~leaving
+    scheduler = PodScheduler.over_all_nodes(snapshot, parameters.rule)
+    scheduler.capacity.open &= ~leaving
     if parameters.rule != "scheduler":
         pods = pods[largest_first(snapshot, request_matrix(snapshot, pods))]
-    course = Draining(snapshot, mover, preempts=parameters.preemption and known).run(pods)
+    course = DrainSimulation(snapshot, scheduler, preempts=parameters.preemption and known).run(pods)
     _add_course(snapshot, rows, fates, course)
     for source, fate in fates.items():
         _conclude(rows, source, fate, verified=known)
@@ -136,7 +136,7 @@ def _moving(
     return np.array(moving, np.int64)
 
 
-def _add_course(snapshot: Snapshot, rows: Rows, fates: dict[int, _Fate], course: DrainCourse) -> None:
+def _add_course(snapshot: Snapshot, rows: Rows, fates: dict[int, _Fate], course: DrainResult) -> None:
     """Add a row for each pod of the drain, and for each that it displaces."""
     node = snapshot.column("node")
     last = {move.row: move for move in course.moves}
@@ -171,7 +171,7 @@ def _add_course(snapshot: Snapshot, rows: Rows, fates: dict[int, _Fate], course:
     _add_budgets(node, rows, fates, course)
 
 
-def _way(snapshot: Snapshot, move: PodMove, course: DrainCourse) -> str:
+def _way(snapshot: Snapshot, move: PodMove, course: DrainResult) -> str:
     """Describe where a pod goes, such as `to n2 (equally good: 1 other), in round 2`."""
     said = f"to {snapshot.node_names[move.target]}"
     if move.victims:
@@ -181,7 +181,7 @@ def _way(snapshot: Snapshot, move: PodMove, course: DrainCourse) -> str:
     return f"{said}, in round {move.round}" if course.rounds > 1 else said
 
 
-def _add_budgets(node: NDArray[np.int32], rows: Rows, fates: dict[int, _Fate], course: DrainCourse) -> None:
+def _add_budgets(node: NDArray[np.int32], rows: Rows, fates: dict[int, _Fate], course: DrainResult) -> None:
     for budget in course.budgets:
         first = int(node[min(budget.pods)])
         if budget.blocked:

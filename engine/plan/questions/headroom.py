@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
-from engine.plan.placement.constraints import knows_constraints
-from engine.plan.placement.moves import Mover
+from engine.plan.placement.filters import has_scheduling_constraints
 from engine.plan.placement.node_capacity import template_requests
 from engine.plan.placement.owners import bound_to_node, without_controller
+from engine.plan.placement.scheduler import PodScheduler
 from engine.plan.placement.topology import Undecidable
 from engine.plan.reading.added import AddedPods, with_pods
 from engine.plan.reading.requested_pods import pod_like, priority_of_class
@@ -89,9 +89,9 @@ class _Headroom:
         self._snapshot, self._copies = with_pods(snapshot, copies)
         self._rows = Rows([*snapshot.node_names, ""])
         self._cluster = snapshot.node_count
-        if not knows_constraints(self._snapshot):
+        if not has_scheduling_constraints(self._snapshot):
             self._rows.note(NO_CONSTRAINTS)
-        self._mover = Mover.over_all_nodes(self._snapshot, "scheduler")
+        self._scheduler = PodScheduler.over_all_nodes(self._snapshot, "scheduler")
         self._template: NDArray[np.int32] = self._snapshot.pods["template"].to_numpy()
         self._requests = template_requests(self._snapshot)
         self._moved: dict[int, int] = {}
@@ -149,7 +149,7 @@ class _Headroom:
 
     def _place(self, row: int) -> tuple[int, str]:
         try:
-            target, why, _ = self._mover.place(row, NO_NODE, self._requested(row))
+            target, why, _ = self._scheduler.schedule(row, NO_NODE, self._requested(row))
         except Undecidable as unknown:
             return NO_NODE, str(unknown)
         self._book(row, target)
@@ -195,10 +195,10 @@ class _Headroom:
             before = self._before.pop()
             for row in before:
                 if self._moved[row] != NO_NODE:
-                    self._mover.leave(row, self._moved[row], self._requested(row))
+                    self._scheduler.remove_pod(row, self._moved[row], self._requested(row))
             for row, node in before.items():
                 if node != NO_NODE:
-                    self._mover.enter(row, node, self._requested(row))
+                    self._scheduler.add_pod(row, node, self._requested(row))
                 self._moved[row] = node
 
     def _failures(self) -> list[tuple[str, list[int]]]:
@@ -219,7 +219,7 @@ class _Headroom:
 
     def _lose(self, name: str, nodes: list[int]) -> _Loss:
         """Move the pods of failed nodes, and count what fits then."""
-        capacity = self._mover.capacity
+        capacity = self._scheduler.capacity
         was = capacity.open.copy()
         capacity.open[nodes] = False
         with self._undone():
@@ -228,7 +228,7 @@ class _Headroom:
             priority: NDArray[np.int32] = self._snapshot.pods["priority"].to_numpy()
             leaving = leaving[np.argsort(-priority[leaving].astype(np.int64), kind="stable")]
             for row in leaving.tolist():
-                self._mover.leave(row, self._node_of(row), self._requested(row))
+                self._scheduler.remove_pod(row, self._node_of(row), self._requested(row))
                 self._book(row, NO_NODE)
             reasons = [
                 why for row in leaving.tolist() for target, why in (self._place(row),) if target == NO_NODE

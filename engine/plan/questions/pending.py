@@ -21,10 +21,10 @@ from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.placement.consolidate import CONTROL_PLANE
-from engine.plan.placement.constraints import knows_constraints
-from engine.plan.placement.moves import Mover
+from engine.plan.placement.filters import has_scheduling_constraints
 from engine.plan.placement.node_capacity import request_matrix
 from engine.plan.placement.owners import of_daemon_sets
+from engine.plan.placement.scheduler import PodScheduler
 from engine.plan.placement.topology import Undecidable
 from engine.plan.reading.added import with_nodes
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
@@ -90,7 +90,7 @@ class _Pending:
         self._snapshot, self._parameters = snapshot, parameters
         self._rows = Rows([*snapshot.node_names, ""])
         self._cluster = snapshot.node_count
-        if not knows_constraints(snapshot):
+        if not has_scheduling_constraints(snapshot):
             self._rows.note(NO_CONSTRAINTS)
         self._groups = _node_groups(snapshot, parameters.group_by)
 
@@ -121,7 +121,7 @@ class _Pending:
         snapshot, rows = self._snapshot, self._rows
         phases = snapshot.pods["phase"].slice(snapshot.placed).to_pylist()
         pods = [snapshot.placed + place for place, phase in enumerate(phases) if phase in ("Pending", "")]
-        mover = Mover.over_all_nodes(snapshot, "scheduler")
+        scheduler = PodScheduler.over_all_nodes(snapshot, "scheduler")
         requests = request_matrix(snapshot, np.array(pods, np.int64))
         priority: NDArray[np.int32] = snapshot.pods["priority"].to_numpy()
         waiting = {}
@@ -129,7 +129,7 @@ class _Pending:
             row = pods[place]
             label = snapshot.pod_label(row)
             try:
-                found = mover.place(row, NO_NODE, requests[place])
+                found = scheduler.schedule(row, NO_NODE, requests[place])
             except Undecidable as unknown:
                 rows.add(self._cluster, "unknown", label, str(unknown), 1, "pods")
                 continue
@@ -148,27 +148,27 @@ class _Pending:
         if not count:
             return GroupGrowth(group, 0, (), {})
         larger = with_nodes(snapshot, group.like, count, _daemons(snapshot, group.like))
-        mover = Mover.over_all_nodes(larger, "pack")
-        mover.capacity.open[:] = False
+        scheduler = PodScheduler.over_all_nodes(larger, "pack")
+        scheduler.capacity.open[:] = False
         requests = request_matrix(snapshot, np.array(pods, np.int64))
         used, taken, refused = 0, list[int](), dict[int, str]()
         for row, request in zip(pods, requests, strict=True):
-            found = self._placed(mover, row, request)
+            found = self._placed(scheduler, row, request)
             if found == NO_NODE and used < count:
-                mover.capacity.open[snapshot.node_count + used] = True
-                found = self._placed(mover, row, request)
+                scheduler.capacity.open[snapshot.node_count + used] = True
+                found = self._placed(scheduler, row, request)
                 if found == NO_NODE:
                     refused[row] = self._why
-                    mover.capacity.open[snapshot.node_count + used] = False
+                    scheduler.capacity.open[snapshot.node_count + used] = False
                 else:
                     used += 1
             if found != NO_NODE:
                 taken.append(row)
         return GroupGrowth(group, used, tuple(taken), refused)
 
-    def _placed(self, mover: Mover, row: int, request: NDArray[np.int64]) -> int:
+    def _placed(self, scheduler: PodScheduler, row: int, request: NDArray[np.int64]) -> int:
         try:
-            found = mover.place(row, NO_NODE, request)
+            found = scheduler.schedule(row, NO_NODE, request)
         except Undecidable as unknown:
             self._why = str(unknown)
             return NO_NODE

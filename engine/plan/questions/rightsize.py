@@ -230,9 +230,9 @@ class _Study:
         snapshot, rows = self._snapshot, self._rows
         if self._parameters.consolidate:
             rows.note(PLACEMENT)
-            held = Budgets(snapshot).held()
-            self._now = consolidate(snapshot, held, rule=self._parameters.rule)
-            self._then = consolidate(self._after, held, rule=self._parameters.rule)
+            undisruptable = Budgets(snapshot).undisruptable_pods()
+            self._now = consolidate(snapshot, undisruptable, rule=self._parameters.rule)
+            self._then = consolidate(self._after, undisruptable, rule=self._parameters.rule)
             node = snapshot.column("node")
             moved = self._then.node_of_pod
             counts = np.bincount(node[(moved != node) & (moved != NO_NODE)], minlength=snapshot.node_count)

@@ -18,8 +18,8 @@ from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.plan import FaultLog, Snapshot
 from engine.plan.live.cluster_reader import read_cluster
-from engine.plan.placement.moves import Mover
 from engine.plan.placement.node_capacity import request_matrix
+from engine.plan.placement.scheduler import PodScheduler
 from engine.plan.snapshot.columns import NO_NODE
 from tests.cluster.control_plane import ControlPlane, Object, binaries
 from tests.plan.placement.made_cluster import HOST, PREFERRED, REQUIRED, ZONE
@@ -197,38 +197,38 @@ async def scheduler_site(directory: Path, seed: int) -> AsyncIterator[Site]:
 
 
 @dataclass
-class Repeated:
+class RepeatedScheduling:
     """Repeat the scheduler's placements in the planner: pods go to their nodes one after another."""
 
     snapshot: Snapshot
-    mover: Mover
+    scheduler: PodScheduler
     requests: np.ndarray[Any, np.dtype[np.int64]]
     rows: dict[str, int]
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> Repeated:
+    def of(cls, snapshot: Snapshot) -> RepeatedScheduling:
         """Return the state in which all pods have left their nodes."""
-        mover = Mover.over_all_nodes(snapshot, "scheduler")
+        scheduler = PodScheduler.over_all_nodes(snapshot, "scheduler")
         rows = {name: row for row, name in enumerate(snapshot.pods["name"].to_pylist())}
         requests = request_matrix(snapshot, np.arange(len(rows)))
         for row in range(snapshot.placed):
-            mover.leave(row, int(snapshot.column("node")[row]), requests[row])
-        return cls(snapshot, mover, requests, rows)
+            scheduler.remove_pod(row, int(snapshot.column("node")[row]), requests[row])
+        return cls(snapshot, scheduler, requests, rows)
 
-    def enter(self, name: str, node: str) -> None:
+    def add_pod(self, name: str, node: str) -> None:
         if node:
             row = self.rows[name]
-            self.mover.enter(row, self.snapshot.node_names.index(node), self.requests[row])
+            self.scheduler.add_pod(row, self.snapshot.node_names.index(node), self.requests[row])
 
     def choices(self, name: str) -> set[str]:
         """Return the nodes that are equally good and best for a pod; the empty name if there is none."""
-        row, capacity, found = self.rows[name], self.mover.capacity, set()
+        row, capacity, found = self.rows[name], self.scheduler.capacity, set()
         more = 1
         while more:
-            placed = self.mover.place(row, NO_NODE, self.requests[row])
+            placed = self.scheduler.schedule(row, NO_NODE, self.requests[row])
             if placed.node == NO_NODE:
                 break
-            self.mover.undo(row, NO_NODE, placed.node, self.requests[row])
+            self.scheduler.undo(row, NO_NODE, placed.node, self.requests[row])
             capacity.open[placed.node] = False
             found.add(self.snapshot.node_names[placed.node])
             more = placed.equal

@@ -33,5 +33,5 @@ def test_each_image_has_its_size_on_each_of_its_nodes(
         expected |= {
             row["node"]: size for row, size in zip(rows, sizes, strict=True) if name in row["names"].split()
         }
-        assert found.of(name).tolist() == list(expected.values())
-    assert found.of("nobody:1").tolist() == [-1] * 6
+        assert found.sizes_on_nodes(name).tolist() == list(expected.values())
+    assert found.sizes_on_nodes("nobody:1").tolist() == [-1] * 6

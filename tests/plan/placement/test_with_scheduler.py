@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from engine.plan import Snapshot
-from engine.plan.placement.moves import Mover
 from engine.plan.placement.node_capacity import request_matrix
 from engine.plan.placement.preemption import Preemptor
+from engine.plan.placement.scheduler import PodScheduler
 from engine.plan.snapshot.columns import NO_NODE
 from tests.cluster.control_plane import Object
 from tests.plan.placement.scheduler_site import (
@@ -24,7 +24,7 @@ from tests.plan.placement.scheduler_site import (
     NAMESPACE,
     NODE_COUNT,
     PODS,
-    Repeated,
+    RepeatedScheduling,
     Site,
     scheduler_site,
 )
@@ -116,13 +116,13 @@ async def test_the_same_pods_are_preempted(site: Site) -> None:
 async def differences(site: Site, bound: dict[str, str]) -> dict[str, tuple[str, set[str]]]:
     """Return the pods whose node is not among the planner's choices, with that node and the choices."""
     await site.bring_back_unplaced()
-    repeated = Repeated.of(await site.snapshot())
+    repeated = RepeatedScheduling.of(await site.snapshot())
     different = {}
     for name, node in bound.items():
         choices = repeated.choices(name)
         if node not in choices:
             different[name] = (node, choices)
-        repeated.enter(name, node)
+        repeated.add_pod(name, node)
     return different
 
 
@@ -221,12 +221,12 @@ def preempted(snapshot: Snapshot, row: int, node: str) -> tuple[int, ...]:
 
     The planner chooses among all nodes, or has only `node`.
     """
-    mover = Mover.over_all_nodes(snapshot, "scheduler")
-    mover.capacity.open[:] = [not node or name == node for name in snapshot.node_names]
+    scheduler = PodScheduler.over_all_nodes(snapshot, "scheduler")
+    scheduler.capacity.open[:] = [not node or name == node for name in snapshot.node_names]
     request = request_matrix(snapshot, np.array([row]))[0]
-    if mover.place(row, NO_NODE, request).node != NO_NODE:
+    if scheduler.schedule(row, NO_NODE, request).node != NO_NODE:
         return ()
-    found = Preemptor(snapshot, mover).find(row, request, snapshot.column("node").astype(np.int64))
+    found = Preemptor(snapshot, scheduler).find(row, request, snapshot.column("node").astype(np.int64))
     assert found is not None
     return found.victims
 

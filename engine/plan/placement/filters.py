@@ -1,9 +1,10 @@
-"""Apply the scheduler's filters other than amounts, as far as a snapshot can decide them.
+"""Apply the filter plugins of the v1.36 scheduler other than NodeResourcesFit to one pod at a time.
 
-For one pod at a time, `Constraints` computes the nodes that each rule allows: readiness, taints, node
-selector and required node affinity, volumes that only some nodes reach, how many volumes a node attaches
-(`attachments`), host ports, the rules between pods (`topology`), and devices (`device_claims`). Source: the
-v1.36 scheduler's filter plugins.
+`SchedulerFilters` computes the nodes that pass each filter: readiness and taints (TaintToleration,
+NodeUnschedulable), NodeAffinity, VolumeBinding and VolumeZone, NodeVolumeLimits (`volume_limits`),
+VolumeRestrictions (`disks`), NodePorts, InterPodAffinity and PodTopologySpread (`topology`), and
+DynamicResources (`device_claims`). `node_capacity` compares amounts. A filter raises `Undecidable` if it
+needs data that the snapshot does not hold.
 """
 
 from __future__ import annotations
@@ -23,46 +24,48 @@ from engine.api.node import Taint
 from engine.api.pod import Pod
 from engine.api.scheduling import NodeSelector
 from engine.plan.claims.known import dynamic_resources
-from engine.plan.placement.attachments import AttachedVolume, AttachLimits
 from engine.plan.placement.device_claims import DeviceClaims
 from engine.plan.placement.disks import ExclusiveDisks
-from engine.plan.placement.topology import Allowed, PodTopology, Undecidable
+from engine.plan.placement.topology import FilterResult, PodTopology, Undecidable
+from engine.plan.placement.volume_limits import AttachedVolume, AttachLimits
 from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, NO_NODE, Snapshot
 from engine.plan.snapshot.inline_volumes import INLINE_VOLUME, attached_as
 from engine.plan.snapshot.lazy_table import filled
 from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 from engine.plan.snapshot.objects import decoded_spec
 
-EFFECTS = ("NoSchedule", "NoExecute")
+REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
 CORDON = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 _selector = msgspec.json.Decoder(NodeSelector | None)
 
 
-def knows_constraints(snapshot: Snapshot) -> bool:
-    """Tell whether the snapshot holds pods' constraints. Traces from tables and files in older
-    formats do not.
+def has_scheduling_constraints(snapshot: Snapshot) -> bool:
+    """Return whether the snapshot holds the constraints of pods. Traces that were read from tables, and files
+    in older formats, hold requests only.
     """
     return "claims" in snapshot.pods.column_names
 
 
 class _Volume(NamedTuple):
-    """Hold a claim's volume, the nodes that reach it (a NodeSelector as JSON), and its name in CSI."""
+    """Hold the volume of a claim, the nodes that reach it (a NodeSelector as JSON; None if the volume is
+    unknown), and its identity in CSI.
+    """
 
     volume: str
     affinity: str | None
     csi: AttachedVolume
 
 
-class Constraints:
-    """Apply the filters to one snapshot while pods move in it."""
+class SchedulerFilters:
+    """Apply the filters to the pods of one snapshot, and follow the pods that move in it."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self.topology, self.nodes = PodTopology(snapshot), labels_of_nodes(snapshot)
         self._template: NDArray[np.int32] = snapshot.pods["template"].to_numpy()
         self._pods: dict[int, Pod] = {}
-        self._placed: dict[int, tuple[Nodes, Nodes]] = {}
+        self._selected: dict[int, tuple[Nodes, Nodes]] = {}
         self._reach: dict[str, Nodes] = {}
         self._ports: dict[int, UsedPorts] | None = None
         self._claim_names = filled(snapshot.pods, "claims")
@@ -70,74 +73,81 @@ class Constraints:
         ready = snapshot.nodes["ready"].fill_null(True).to_numpy(zero_copy_only=False)
         self._ready: Nodes = ready & snapshot.nodes["known"].to_numpy(zero_copy_only=False)
 
-    def leave(self, row: int) -> None:
-        """Take the pod off its node while a new node is chosen."""
+    def remove_pod(self, row: int) -> None:
+        """Take a pod off its node, with all that it uses there."""
         node = self.topology.node_of(row)
-        self.topology.leave(row)
+        self.topology.remove_pod(row)
         pod = self.pod(row)
         if node != NO_NODE and host_ports(pod):
             self._used_ports[node].remove(pod)
         if row in self._claim_names:
-            self._attach_limits.leave(row, node)
-            self._exclusive_disks.leave(row, node)
+            self._attach_limits.remove_pod(row, node)
+            self._exclusive_disks.remove_pod(row, node)
         if row in self._device_claim_names and self._devices is not None:
-            self._devices.leave(row, node)
+            self._devices.remove_pod(row, node)
 
-    def enter(self, row: int, node: int) -> None:
-        """Put the pod on this node."""
-        self.topology.enter(row, node)
+    def add_pod(self, row: int, node: int) -> None:
+        """Put a pod on a node, -1 for none."""
+        self.topology.add_pod(row, node)
         pod = self.pod(row)
         if node != NO_NODE and host_ports(pod):
             self._used_ports.setdefault(node, UsedPorts()).add(pod)
         if row in self._claim_names:
-            self._attach_limits.enter(row, node)
-            self._exclusive_disks.enter(row, node)
+            self._attach_limits.add_pod(row, node)
+            self._exclusive_disks.add_pod(row, node)
         if row in self._device_claim_names and self._devices is not None:
-            self._devices.enter(row, node)
+            self._devices.add_pod(row, node)
 
-    def allowed(self, row: int) -> Iterator[Allowed]:
-        """Return for every filter (why the other nodes are excluded, the nodes that remain). Raise
-        `Undecidable`.
+    def filter(self, row: int) -> Iterator[FilterResult]:
+        """Yield for every filter the reason why it excludes nodes, and bool[nodes]: the nodes that pass it.
+
+        The pod itself must be on no node. Raise `Undecidable`.
         """
-        tolerated, affine = self.by_template(row)
+        tolerated, affine = self.selected_nodes(row)
         yield "not ready or unknown", self._ready
         yield "a taint", tolerated
         yield "node selector or affinity", affine
         if row in self._claim_names:
-            for claim in self._claim_names[row].split():
-                if claim.startswith(INLINE_VOLUME):
-                    continue
-                # A pod that moves gets another ephemeral volume, wherever it goes.
-                if row >= self._snapshot.placed or not claim.startswith(EPHEMERAL_CLAIM):
-                    name = claim.removeprefix(EPHEMERAL_CLAIM)
-                    yield "the topology of a volume", self._reaching(row, name)
-            yield "the number of volumes that they attach", self._attach_limits.allowed(row)
-            apart = self._exclusive_disks.allowed(row)
-            if apart is not None:
-                yield "a disk that another pod of the node has", apart
+            yield from self._filter_volumes(row)
         pod = self.pod(row)
         if host_ports(pod):
             free = np.ones(self._snapshot.node_count, bool)
             for node, used in self._used_ports.items():
                 free[node] = not used.conflict(pod)
             yield "a host port", free
-        yield from self.topology.allowed(row, affine, tolerated)
+        yield from self.topology.filter(row, affine, tolerated)
         if row in self._device_claim_names:
             if self._devices is None:
                 raise Undecidable("its device claims need ResourceSlices, which are not in the snapshot")
-            yield "the devices that its claims need", self._devices.allowed(row)
+            yield "the devices that its claims need", self._devices.filter(row)
+
+    def _filter_volumes(self, row: int) -> Iterator[FilterResult]:
+        """Apply the filters of volumes to a pod that has some. Raise `Undecidable`."""
+        for claim in self._claim_names[row].split():
+            if claim.startswith(INLINE_VOLUME):
+                continue
+            # A pod that moves gets another ephemeral volume, wherever it goes.
+            if row >= self._snapshot.placed or not claim.startswith(EPHEMERAL_CLAIM):
+                name = claim.removeprefix(EPHEMERAL_CLAIM)
+                yield "the topology of a volume", self._reaching(row, name)
+        yield "the number of volumes that they attach", self._attach_limits.filter(row)
+        unshared = self._exclusive_disks.filter(row)
+        if unshared is not None:
+            yield "a disk that another pod of the node has", unshared
 
     def pod(self, row: int) -> Pod:
-        """Return the template of a pod: its spec and nothing else."""
+        """Return a pod with the spec of its template and without metadata."""
         template = int(self._template[row])
         if template not in self._pods:
             self._pods[template] = decoded_spec(self._snapshot.templates["spec"][template].as_py())
         return self._pods[template]
 
-    def by_template(self, row: int) -> tuple[Nodes, Nodes]:
-        """Return the nodes whose taints a pod tolerates, and the nodes that its selectors match."""
+    def selected_nodes(self, row: int) -> tuple[Nodes, Nodes]:
+        """Return bool[nodes] twice: the nodes whose taints a pod tolerates, and the nodes that match its node
+        selector and its required node affinity.
+        """
         template = int(self._template[row])
-        if template not in self._placed:
+        if template not in self._selected:
             pod = self.pod(row)
             tolerations = pod.spec.tolerations or ()
             tainted = [all(tolerates(tolerations, taint) for taint in taints) for taints in self._taints]
@@ -145,15 +155,18 @@ class Constraints:
             affine = self.nodes.where(
                 required_selector(pod), partial(matches_node, pod), *(pod.spec.node_selector or ())
             )
-            self._placed[template] = tolerated, affine
-        return self._placed[template]
+            self._selected[template] = tolerated, affine
+        return self._selected[template]
 
     @cached_property
     def _node_taints(self) -> tuple[list[tuple[Taint, ...]], NDArray[np.int64]]:
         """Return the distinct sets of taints that repel pods, and int64[nodes]: the set of each node."""
         known, codes = self.nodes.taint_sets
-        repelling = [tuple(taint for taint in taints if taint.effect in EFFECTS) for taints in known]
+        repelling = [
+            tuple(taint for taint in taints if taint.effect in REPELLING_EFFECTS) for taints in known
+        ]
         cordoned = self._snapshot.nodes["unschedulable"].to_numpy(zero_copy_only=False)
+        # Each set appears twice: a cordoned node has one taint more, as the scheduler treats it.
         distinct = [*repelling, *((*taints, CORDON) for taints in repelling)]
         return distinct, codes + len(known) * cordoned
 
@@ -166,7 +179,9 @@ class Constraints:
         return self._node_taints[1]
 
     def _reaching(self, row: int, claim: str) -> Nodes:
-        """Return the nodes that reach the volume of a claim. Raise `Undecidable` for an unknown one."""
+        """Return bool[nodes]: the nodes that reach the volume of a claim. Raise `Undecidable` if the snapshot
+        does not hold the claim or its volume.
+        """
         namespace = self._snapshot.pods["namespace"][row].as_py()
         found = self._volumes.get((namespace, claim))
         if found is None:
@@ -180,6 +195,7 @@ class Constraints:
 
     @cached_property
     def _volumes(self) -> dict[tuple[str, str], _Volume]:
+        """Map (namespace, claim) to the volume."""
         return {
             (row["namespace"], row["claim"]): _Volume(
                 row["volume"],
@@ -205,7 +221,9 @@ class Constraints:
         return ExclusiveDisks(self._snapshot, self._claim_names)
 
     def _attached(self, namespace: str, claim: str) -> AttachedVolume | None:
-        """Return the volume that a node attaches for a claim, or for a cloud disk in a pod's spec."""
+        """Return the CSI volume that a node attaches for a claim, or for a cloud disk that the pod spec
+        names; None if it attaches none.
+        """
         if claim.startswith(INLINE_VOLUME):
             disk = attached_as(claim)
             return AttachedVolume(*disk) if disk is not None else None
@@ -214,7 +232,7 @@ class Constraints:
 
     @cached_property
     def _devices(self) -> DeviceClaims | None:
-        """Return the devices of pods' claims; None without ResourceSlices."""
+        """Return the device claims of pods; None if the snapshot holds no ResourceSlices."""
         try:
             known = dynamic_resources(self._snapshot)
         except InvalidInput:
@@ -223,7 +241,7 @@ class Constraints:
 
     @property
     def _used_ports(self) -> dict[int, UsedPorts]:
-        """Return host ports by node, for nodes that have any in use."""
+        """Map a node to the host ports that its pods use; nodes without any are left out."""
         if self._ports is None:
             self._ports = {}
             specs = self._snapshot.templates["spec"].to_pylist()
@@ -236,6 +254,6 @@ class Constraints:
 
 
 def required_selector(pod: Pod) -> NodeSelector | None:
-    """Return the node affinity that a pod requires."""
+    """Return the required node affinity of a pod; None if it has none."""
     affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
     return affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
