@@ -34,7 +34,7 @@ def has_limits(pod: Pod) -> bool:
 
 
 def exceeded(pod: Pod, usage: PodUsage, *, dedicated_imagefs: bool) -> LimitExceeded | None:
-    """Return the first limit that the pod exceeds: volumes, then the whole pod, then its containers.
+    """Return the first limit that the pod exceeds: volumes, then the whole pod, then its app containers.
 
     A container's writable layer counts against its own limit unless it lies on a dedicated imagefs.
     """
@@ -53,7 +53,7 @@ def exceeded(pod: Pod, usage: PodUsage, *, dedicated_imagefs: bool) -> LimitExce
         return LimitExceeded(
             POD_LIMIT, f"Pod ephemeral local storage usage exceeds the total limit of containers {total}. "
         )
-    for container in pod.all_containers:
+    for container in pod.spec.containers:
         limit = container.limits.get(EPHEMERAL_STORAGE)
         measured = usage.containers.get(container.name)
         if not limit or measured is None:

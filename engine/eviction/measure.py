@@ -30,6 +30,7 @@ from engine.host.trees import disk_usage
 from engine.wire import cri_v1_pb2 as cri
 
 STATS_TIMEOUT: Final = 10.0
+_RUNNING: Final = cri.ContainerFilter(state=cri.ContainerStateValue(state=cri.CONTAINER_RUNNING))
 
 PodCgroup = Callable[[str], str | None]
 """Returns a pod's cgroup by uid, from the root of the hierarchy (`/kubepods/burstable/pod…`)."""
@@ -76,7 +77,7 @@ class PodMeter:
     async def whole(
         self, pods: Sequence[Pod], *, files: bool = True, deadline: float = STATS_TIMEOUT
     ) -> dict[str, PodUsage]:
-        """Measure everything, including each container, and with `files` also the disk.
+        """Measure everything, including each running container, and with `files` also the disk.
 
         If the runtime does not answer within `deadline` seconds, containers are left out.
         """
@@ -103,19 +104,18 @@ class PodMeter:
             return None
         try:
             async with asyncio.timeout(deadline):
+                # containerd gives numbers of ended containers too, which a kubelet does not count.
+                running = {one.id for one in await self._runtime.list_containers(_RUNNING)}
                 listed = await self._runtime.list_container_stats()
         except (KubengineError, TimeoutError) as error:
             log.warning("cannot read container stats: %s", error or f"no answer in {deadline:g} s")
             return None
         by_pod: dict[str, dict[str, cri.ContainerStats]] = {}
         for stat in listed:
-            labels = stat.attributes.labels
-            name = labels.get(CONTAINER_NAME, stat.attributes.metadata.name)
-            of_pod = by_pod.setdefault(labels.get(POD_UID, ""), {})
-            known = of_pod.get(name)
-            # Earlier attempts of a container may still be listed; only the latest one counts.
-            if known is None or known.attributes.metadata.attempt < stat.attributes.metadata.attempt:
-                of_pod[name] = stat
+            if stat.attributes.id in running:
+                labels = stat.attributes.labels
+                name = labels.get(CONTAINER_NAME, stat.attributes.metadata.name)
+                by_pod.setdefault(labels.get(POD_UID, ""), {})[name] = stat
         return by_pod
 
     def _logs(self, pod: Pod) -> dict[str, Disk]:

@@ -72,6 +72,9 @@ class Disk:
         usage = cri.FilesystemUsage(fs_id=cri.FilesystemIdentifier(mountpoint="/"))
         return cri.ImageFsInfoResponse(image_filesystems=[usage])
 
+    async def list_containers(self, _filter=None):
+        return []
+
     async def list_container_stats(self, _filter=None):
         return []
 

@@ -220,6 +220,17 @@ def test_a_containers_limit():
     assert local_storage.exceeded(pod, usage, dedicated_imagefs=True) is None
 
 
+def test_an_init_container_s_own_limit_is_not_checked():
+    limits = {"ephemeral-storage": Quantity.parse("1Mi")}
+    sidecar = Container(
+        name="sidecar", restart_policy="Always", resources=ResourceRequirements(limits=limits)
+    )
+    pod = storage_pod(container_limit="10Mi")
+    pod.spec.init_containers = [sidecar]
+    usage = PodUsage(containers={"sidecar": ContainerUsage(None, Disk(2 * MIB), Disk())}, disk_known=True)
+    assert local_storage.exceeded(pod, usage, dedicated_imagefs=False) is None
+
+
 def test_only_pods_with_limits_are_measured():
     assert local_storage.has_limits(storage_pod(volume_limit="1Mi"))
     assert local_storage.has_limits(storage_pod(container_limit="1Mi"))
