@@ -22,6 +22,7 @@ from engine.api.lifecycle import AdmissionRejected, ReportWaiting, longest_grace
 from engine.api.pod import Container, Pod, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.devices.allocation import Allocator, TopologyError, reason_of
+from engine.devices.checkpoint import CheckpointEntry
 from engine.devices.checkpoint_file import CheckpointFile
 from engine.devices.description import describe_devices, explain_pod
 from engine.devices.endpoint import DevicePluginDeadlines, Endpoint
@@ -230,7 +231,7 @@ class DeviceManager:
         # Before the earlier one is closed: the end of its stream must not count as a loss of the plugin,
         # which would make all devices unhealthy.
         self._endpoints[resource] = endpoint
-        self.state.connect(resource, self._clock())
+        self.state.connect(resource, self._clock(), prepares=endpoint.options.pre_start_required)
         endpoint.watching = self._following.start(self._follow(endpoint), resource)
         log.info("plugin of %s registered at %s", resource, socket)
         if earlier is not None:
@@ -408,10 +409,10 @@ class DeviceManager:
         lost = False
         for resource in self.state.needs(container):
             entry = self.state.held(pod.uid, container.name, resource)
-            lost = lost or entry is None
-            endpoint = self._endpoints.get(resource)
-            if entry is not None and endpoint is not None and endpoint.options.pre_start_required:
-                await endpoint.pre_start(sorted(entry.devices))
+            if entry is None:
+                lost = True
+            else:
+                await self._pre_start(entry)
         if lost and any(active.uid == pod.uid for active in self._pods.active()):
             self.collect()
             self._slimmed.discard(pod.uid)
@@ -420,10 +421,18 @@ class DeviceManager:
             except (SelectionError, TopologyError) as error:
                 raise Unavailable(str(error), subject=f"{pod.full_name}/{container.name}") from error
             for entry in self.state.entries_of(pod.uid, container.name):
-                endpoint = self._endpoints.get(entry.resource_name)
-                if endpoint is not None and endpoint.options.pre_start_required:
-                    await endpoint.pre_start(sorted(entry.devices))
+                await self._pre_start(entry)
         return run_options(self.state.entries_of(pod.uid, container.name))
+
+    async def _pre_start(self, entry: CheckpointEntry) -> None:
+        """Have the plugin prepare the devices of a container that is about to start, if it wants that."""
+        resource = entry.resource_name
+        if not self.state.resources[resource].prepares:
+            return
+        endpoint = self._endpoints.get(resource)
+        if endpoint is None:
+            raise Unavailable("its plugin, which has to prepare the devices, is away", subject=resource)
+        await endpoint.pre_start(sorted(entry.devices))
 
     def health(self, pod_uid: str, container_name: str) -> dict[str, dict[str, bool]]:
         """Return a container's devices: resource → device → healthy, as far as known."""

@@ -27,7 +27,8 @@ class DeviceResource(msgspec.Struct):
     """Hold one plugin resource.
 
     `listed`: it counts in the node's capacity. `connected`: its plugin is there; `reported`: the plugin has
-    sent its devices. `stopped_at` is when the plugin went away, or when the agent started without it;
+    sent its devices. `prepares`: the plugin that connected last prepares devices before each start of a
+    container. `stopped_at` is when the plugin went away, or when the agent started without it;
     `returned_at` when it came back.
     """
 
@@ -36,6 +37,7 @@ class DeviceResource(msgspec.Struct):
     listed: bool = False
     connected: bool = False
     reported: bool = False
+    prepares: bool = False
     stopped_at: float | None = None
     returned_at: float | None = None
 
@@ -81,9 +83,10 @@ class DeviceState:
 
     # Plugins
 
-    def connect(self, name: str, now: float) -> None:
+    def connect(self, name: str, now: float, *, prepares: bool = False) -> None:
         """Note that a plugin connected; its list has not come yet."""
         resource = self._resource(name)
+        resource.prepares = prepares
         if resource.stopped_at is not None:
             resource.returned_at = now
         resource.connected, resource.reported, resource.stopped_at = True, False, None

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from engine.api.errors import InvalidInput, Refused
+from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import AdmissionRejected
 from engine.api.resources import pod_requests
@@ -419,6 +419,18 @@ async def test_pre_start_is_called_before_each_start(agent):
     with pytest.raises(Refused, match="PreStartContainer rpc failed"):
         await agent.manager.container_config(pod, "app")
     assert agent.devices(pod) == ["gpu-0"]
+
+
+async def test_a_start_waits_for_the_plugin_that_prepares_its_devices(agent):
+    plugin = await agent.plugin(count=1, allocation=SampleAllocation(pre_start=True))
+    pod = await agent.admit(agent.make_pod("a"))
+    await plugin.stop()
+    await eventually(lambda: not agent.manager.state.resources[GPU].connected)
+    with pytest.raises(Unavailable, match="away"):
+        await agent.manager.container_config(pod, "app")
+    again = await agent.plugin(count=1, socket="again.sock", allocation=SampleAllocation(pre_start=True))
+    await agent.manager.container_config(pod, "app")
+    assert again.pre_started == [["gpu-0"]]
 
 
 @pytest.mark.parametrize(
