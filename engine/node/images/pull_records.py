@@ -173,13 +173,15 @@ class PullRecords:
         """
         intents = [_read(file, _intents) for file in _files(self._pulling)]
         names = {intent.image for intent in intents if intent is not None}
-        ids = set()
+        ids, found = set(), set()
         for reference, tags in present:
             ids.add(reference)
             for name in names.intersection(tags):
                 self.allow(name, reference, None)
-        # Removed last, so that after a crash the next agent repeats the steps above.
-        for name in names:
+                found.add(name)
+        # Removed last, so that after a crash the next agent repeats the steps above. The intents of other
+        # images stay until they are pulled: a runtime may list them by a longer name, or still be pulling.
+        for name in found:
             self.failed(name)
         self.prune(ids, math.inf)
 

@@ -290,6 +290,18 @@ def test_an_image_pulled_after_the_agent_died_needs_credentials(tmp_path: Path) 
     assert list((tmp_path / "image_manager/pulling").iterdir()) == []
 
 
+def test_an_image_needs_credentials_that_the_runtime_lists_late_or_by_another_name(tmp_path: Path) -> None:
+    for image in ("team/app", "registry.example.com/team/late:1"):
+        PullRecords(tmp_path, lambda: NOW).begins(image)
+    records = PullRecords(tmp_path, lambda: NOW)
+    records.reconcile([("sha256:1", ["docker.io/team/app:latest"])])
+    assert records.is_ours("team/app", "sha256:1")
+    assert records.is_ours("registry.example.com/team/late:1", "sha256:2")
+    records.came("team/app", "sha256:1", None)
+    (left,) = (tmp_path / "image_manager/pulling").iterdir()
+    assert json.loads(left.read_bytes())["image"] == "registry.example.com/team/late:1"
+
+
 def test_records_of_deleted_images_are_removed(tmp_path: Path) -> None:
     now = NOW
     records = PullRecords(tmp_path, lambda: now)
