@@ -8,7 +8,7 @@ import msgspec
 
 from engine._fast.preemption.requests import requests
 from engine.api.errors import InvalidInput
-from engine.api.pod import Pod
+from engine.api.pod import Pod, ResourceRequirements
 from engine.api.qos import is_critical, is_mirror, is_static, qos_class
 from engine.api.quantity import NANO, ZERO
 from engine.api.resources import (
@@ -86,11 +86,8 @@ def pod_entry(pod: Pod) -> PodEntry:
 
 def _check(pod: Pod, *sums: dict[str, int]) -> None:
     for container in pod.all_containers:
-        for kind, amounts in (("requests", container.requests), ("limits", container.limits)):
-            for name, quantity in amounts.items():
-                if quantity < ZERO:
-                    where = f"{pod.full_name}: container {container.name}"
-                    raise InvalidInput(f"resources.{kind}.{name}: {quantity} is negative", subject=where)
+        _check_signs(container.resources, f"{pod.full_name}: container {container.name}")
+    _check_signs(pod.spec.resources, pod.full_name)
     for name, quantity in (pod.spec.overhead or {}).items():
         if quantity < ZERO:
             raise InvalidInput(f"spec.overhead.{name}: {quantity} is negative", subject=pod.full_name)
@@ -98,6 +95,15 @@ def _check(pod: Pod, *sums: dict[str, int]) -> None:
         for name, amount in total.items():
             if amount > MAX_AMOUNT:
                 raise InvalidInput(f"{name}: {amount} does not fit in 64 bits", subject=pod.full_name)
+
+
+def _check_signs(resources: ResourceRequirements | None, where: str) -> None:
+    if resources is None:
+        return
+    for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
+        for name, quantity in (amounts or {}).items():
+            if quantity < ZERO:
+                raise InvalidInput(f"resources.{kind}.{name}: {quantity} is negative", subject=where)
 
 
 def _flags(pod: Pod) -> int:

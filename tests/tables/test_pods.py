@@ -8,7 +8,7 @@ import pytest
 from engine.api.documents import as_written
 from engine.api.errors import InvalidInput
 from engine.api.node import Node
-from engine.api.pod import Pod
+from engine.api.pod import Pod, ResourceRequirements
 from engine.tables import (
     CPU_ID,
     CRITICAL,
@@ -89,6 +89,11 @@ def _of_priority(pod: Pod, priority: int) -> Pod:
     return pod
 
 
+def _of_pod_level(pod: Pod, **requests: str) -> Pod:
+    pod.spec.resources = as_written({"requests": requests}, ResourceRequirements, "resources")
+    return pod
+
+
 @pytest.mark.parametrize(
     ("pod", "message"),
     [
@@ -96,6 +101,7 @@ def _of_priority(pod: Pod, priority: int) -> Pod:
         (make_pod(""), r"metadata\.uid"),
         (make_pod("n", requests={"cpu": "-1"}), "negative"),
         (make_pod("o", requests={"memory": "1"}, overhead={"memory": "-1"}), "negative"),
+        (_of_pod_level(make_pod("l"), memory="-1"), "negative"),
         (make_pod("big", requests={"memory": "9223372036854775808"}), "64 bits"),
         (make_pod("r", requests={"no such thing!": "1"}), "not a resource name"),
         (_of_priority(make_pod("p"), 2**31), "32-bit"),
