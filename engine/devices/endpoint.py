@@ -78,9 +78,15 @@ class Endpoint:
                 )
             ]
         )
-        answer = await self._call(
-            "GetPreferredAllocation", request, wire.PreferredAllocationResponse, self._deadlines.preferred
-        )
+        try:
+            answer = await self._call(
+                "GetPreferredAllocation", request, wire.PreferredAllocationResponse, self._deadlines.preferred
+            )
+        except Refused as error:
+            raise type(error)(
+                f"device plugin GetPreferredAllocation rpc failed with err: {error.message}",
+                subject=self.resource,
+            ) from error
         return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
 
     async def allocate(self, containers: Sequence[Sequence[str]]) -> list[wire.ContainerAllocateResponse]:

@@ -269,6 +269,8 @@ async def test_nothing_leaks_when_a_call_goes_wrong(agent, fault):
     await agent.plugin(count=3, faults=[fault], allocation=SampleAllocation(prefer=["gpu-2"]))
     error = await rejection(agent, agent.make_pod("a"))
     assert error.reason == "UnexpectedAdmissionError"
+    failed = "device plugin GetPreferredAllocation rpc failed with err: rpc error: code = "
+    assert (failed in error.message) is fault.startswith("preferred")
     assert agent.manager.state.allocated() == {}
 
 
