@@ -15,6 +15,8 @@ REASON: Final = "Evicted"
 CONDITION_REASON: Final = "TerminationByKubelet"
 OFFENDING_CONTAINERS: Final = "offending_containers"
 OFFENDING_CONTAINERS_USAGE: Final = "offending_containers_usage"
+OFFENDING_POD: Final = "offending_pod"
+OFFENDING_POD_USAGE: Final = "offending_pod_usage"
 STARVED_RESOURCE: Final = "starved_resource"
 
 
@@ -25,7 +27,10 @@ def eviction_message(
     thresholds: Sequence[Threshold],
     observations: Observations,
 ) -> tuple[str, dict[str, str]]:
-    """Return the message and the annotations of the event; no annotations without stats of the pod."""
+    """Return the message and the annotations of the event; no annotations without stats of the pod.
+
+    A pod with a memory request of its own is named with its usage, above that request or not.
+    """
     message = f"The node was low on resource: {resource}. "
     for threshold in thresholds:
         observed = observations.get(threshold.signal)
@@ -39,8 +44,17 @@ def eviction_message(
             break
     if usage is None:
         return message, {}
+    annotations = {}
+    of_pod = (pod.spec.resources.requests or {}).get(MEMORY) if pod.spec.resources is not None else None
+    if resource == MEMORY and of_pod is not None and usage.memory is not None:
+        used = format_bytes(usage.memory)
+        message += (
+            f"Pod {pod.metadata.name} was using {used}, request is {of_pod}, "
+            f"has larger consumption of {resource}. "
+        )
+        annotations = {OFFENDING_POD: pod.metadata.name, OFFENDING_POD_USAGE: str(used)}
     names, amounts = [], []
-    for container in [*pod.spec.containers, *(c for c in pod.init_containers if c.is_sidecar)]:
+    for container in [*pod.spec.containers, *pod.init_containers]:
         measured = usage.containers.get(container.name)
         amount = _amount(resource, measured) if measured is not None else None
         request = container.requests.get(resource, ZERO)
@@ -52,6 +66,7 @@ def eviction_message(
             names.append(container.name)
             amounts.append(str(amount))
     return message, {
+        **annotations,
         OFFENDING_CONTAINERS: ",".join(names),
         OFFENDING_CONTAINERS_USAGE: ",".join(amounts),
         STARVED_RESOURCE: resource,

@@ -255,6 +255,26 @@ def test_the_message_names_containers_above_their_request():
     assert eviction_message("memory", pod, None, [], {}) == ("The node was low on resource: memory. ", {})
 
 
+def test_the_message_names_a_pod_with_a_request_of_its_own_and_its_init_containers():
+    pod = make_pod("whole", memory_request="10Mi")
+    pod.spec.resources = ResourceRequirements(requests={"memory": Quantity.parse("64Mi")})
+    pod.spec.init_containers = [Container(name="prepare")]
+    usage = PodUsage(memory=32 * MIB, containers={"prepare": ContainerUsage(memory=20 * MIB)})
+    text, annotations = eviction_message("memory", pod, usage, [], {})
+    assert text == (
+        "The node was low on resource: memory. "
+        "Pod whole was using 32Mi, request is 64Mi, has larger consumption of memory. "
+        "Container prepare was using 20Mi, request is 0, has larger consumption of memory. "
+    )
+    assert annotations == {
+        "offending_pod": "whole",
+        "offending_pod_usage": "32Mi",
+        "offending_containers": "prepare",
+        "offending_containers_usage": "20Mi",
+        "starved_resource": "memory",
+    }
+
+
 def test_ranking_puts_pods_without_stats_first_for_memory():
     pods = [make_pod("a", memory_request="1Gi"), make_pod("b"), make_pod("c")]
     usage = {"uid-a": PodUsage(memory=MIB), "uid-b": PodUsage(memory=MIB)}
