@@ -17,6 +17,7 @@ from engine.cgroups.formulas.allocatable import PID
 from engine.cgroups.formulas.containers import (
     ContainerResources,
     container_resources,
+    may_swap,
     overhead_resources,
     pod_swap_limit,
     sandbox_resources,
@@ -82,6 +83,10 @@ class NodeCgroups(ABC):
     def overhead_resources(self, pod: Pod) -> ContainerResources:
         """Return the pod's overhead for the runtime."""
         return overhead_resources(pod, self.settings.containers)
+
+    def may_swap(self, pod: Pod, container: Container) -> bool:
+        """Tell whether a container may swap."""
+        return may_swap(pod, container, self.settings.containers)
 
     def swap_limit(self, pod: Pod) -> int:
         """Return the bytes that the pod may swap."""

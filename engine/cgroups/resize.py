@@ -6,7 +6,7 @@ parent grows before its children and shrinks after them; limits grow before requ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -20,7 +20,6 @@ from engine.api.resources import CPU, MEMORY, pod_requests
 from engine.api.status import PodCondition
 from engine.api.struct import to_builtins
 from engine.cgroups.formulas.containers import (
-    LIMITED_SWAP,
     ContainerResources,
     ContainerRules,
     container_resources,
@@ -189,12 +188,25 @@ def decide_resize(
     allocatable: Mapping[str, Quantity],
     others: Mapping[str, Quantity],
     config: KubeletConfiguration,
+    may_swap: Callable[[Pod, Container], bool],
 ) -> ResizeDecision:
     """Decide whether the node can give the pod what it asks for now.
 
     `others` are the summed requests of all other active pods. A pod larger than the node is infeasible; one
-    that does not fit next to the others is deferred; shrinking always fits.
+    that does not fit next to the others is deferred; shrinking always fits. A container that may swap can
+    get another memory request only by a restart.
     """
+    if any(
+        before.requests.get(MEMORY, ZERO) != after.requests.get(MEMORY, ZERO)
+        and not _restarts(after, (MEMORY,))
+        and (may_swap(old, before) or may_swap(new, after))
+        for before, after in zip(old.all_containers, new.all_containers, strict=True)
+    ):
+        return ResizeDecision(
+            "Infeasible",
+            "In-place resize of containers with swap is not supported.",
+            detail="swap_limitation",
+        )
     if compute_qos_class(new) == GUARANTEED:
         for name, manager, gate, pins, policy in (
             (CPU, "CPU", EXCLUSIVE_CPUS_GATE, "static", config.cpu_manager_policy),
@@ -206,14 +218,7 @@ def decide_resize(
                     f'Resize is infeasible for Guaranteed Pods alongside {manager} Manager policy "{policy}"',
                     detail=f"guaranteed_pod_{manager.lower()}_manager_static_policy",
                 )
-    swap = config.memory_swap.swap_behavior if config.memory_swap else ""
     wanted, current = pod_requests(new), pod_requests(old)
-    if swap == LIMITED_SWAP and wanted.get(MEMORY, ZERO) != current.get(MEMORY, ZERO):
-        return ResizeDecision(
-            "Infeasible",
-            "In-place resize of memory is infeasible for containers with swap",
-            detail="swap_limitation",
-        )
     for name in (CPU, MEMORY):
         request, capacity = wanted.get(name, ZERO), allocatable.get(name, ZERO)
         if request > capacity:

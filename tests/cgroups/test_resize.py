@@ -18,11 +18,10 @@ from engine.api.config import (
     EXCLUSIVE_CPUS_GATE,
     EXCLUSIVE_MEMORY_GATE,
     KubeletConfiguration,
-    MemorySwapConfig,
 )
-from engine.api.pod import Pod
+from engine.api.pod import ContainerResizePolicy, Pod
 from engine.api.quantity import Quantity
-from engine.cgroups.formulas.containers import ContainerResources, ContainerRules, status_resources
+from engine.cgroups.formulas.containers import ContainerResources, ContainerRules, may_swap, status_resources
 from engine.cgroups.formulas.values import PodRules
 from engine.cgroups.resize import (
     ContainerStep,
@@ -141,13 +140,14 @@ def test_a_restart_is_asked_for_by_policy():
         assert [change.restart for change in resize.containers] == [restarts]
 
 
-def decide(old: Pod, new: Pod, used: str = "0", **config: Any):
+def decide(old: Pod, new: Pod, used: str = "0", rules: ContainerRules = RULES, **config: Any):
     return decide_resize(
         old,
         new,
         allocatable={"cpu": Quantity.parse("4"), "memory": Quantity.parse("8Gi")},
         others={"cpu": Quantity.parse(used), "memory": Quantity.parse("0")},
         config=KubeletConfiguration(**config),
+        may_swap=lambda pod, container: may_swap(pod, container, rules),
     )
 
 
@@ -179,7 +179,7 @@ def test_shrinking_fits_on_a_node_that_is_too_full():
     assert decide(burstable("b", "3"), burstable("b", "2"), used="3").verdict == "Proceed"
 
 
-def test_static_policies_and_swap_are_infeasible():
+def test_static_policies_are_infeasible():
     old, new = guaranteed("g", "1"), guaranteed("g", "2")
     assert "CPU Manager" in decide(old, new, cpu_manager_policy="static").message
     assert decide(old, new, memory_manager_policy="Static").verdict == "Proceed"
@@ -190,8 +190,21 @@ def test_static_policies_and_swap_are_infeasible():
     assert decide(old, new, cpu_manager_policy="static", feature_gates=gates).verdict == "Proceed"
     assert decide(old, more, memory_manager_policy="Static", feature_gates=gates).verdict == "Proceed"
     assert decide(burstable("b", "1"), burstable("b", "2"), cpu_manager_policy="static").verdict == "Proceed"
-    swap = MemorySwapConfig(swap_behavior="LimitedSwap")
-    assert "swap" in decide(burstable("b"), burstable("b", memory="2Gi"), memory_swap=swap).message
+
+
+def test_a_container_that_may_swap_gets_another_memory_request_only_by_a_restart():
+    rules = ContainerRules(1 << 33, cgroup_v2=True, swap_controller=True, swap_behavior="LimitedSwap")
+    old, new = burstable("b"), burstable("b", memory="2Gi")
+    decision = decide(old, new, rules=rules)
+    assert decision.verdict == "Infeasible"
+    assert decision.message == "In-place resize of containers with swap is not supported."
+    for container in (*old.spec.containers, *new.spec.containers):
+        container.resize_policy = [
+            ContainerResizePolicy(resource_name="memory", restart_policy="RestartContainer")
+        ]
+    assert decide(old, new, rules=rules).verdict == "Proceed"
+    # A container with all of its memory guaranteed does not swap.
+    assert decide(guaranteed("g", "1"), guaranteed("g", "1", memory="2Gi"), rules=rules).verdict == "Proceed"
 
 
 def steps(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -172,16 +172,23 @@ def memory_high(request: int, ceiling: int, rules: ContainerRules) -> int:
     return int(mark // 1 / rules.page_size) * rules.page_size
 
 
-def swap_limit(pod: Pod, container: Container, rules: ContainerRules) -> int:
-    """Return the swap limit in bytes under cgroup v2.
+def may_swap(pod: Pod, container: Container, rules: ContainerRules) -> bool:
+    """Tell whether a container may swap under cgroup v2 and LimitedSwap (KEP-2400).
 
-    With LimitedSwap, a Burstable container gets swap in the proportion of its memory request to the node's
-    memory; otherwise 0.
+    It may in a Burstable pod that is not critical, unless it has all of its memory guaranteed.
+    """
+    limited = rules.swap_behavior == LIMITED_SWAP and rules.swap_controller and rules.cgroup_v2
+    if not limited or qos_class(pod) != BURSTABLE or is_critical(pod):
+        return False
+    return container.requests.get(MEMORY, ZERO) != container.limits.get(MEMORY, ZERO)
+
+
+def swap_limit(pod: Pod, container: Container, rules: ContainerRules) -> int:
+    """Return the swap limit in bytes: of the node's swap the share that the container requests of the node's
+    memory; 0 if it may not swap.
     """
     request = container.requests.get(MEMORY, ZERO)
-    limited = rules.swap_behavior == LIMITED_SWAP and qos_class(pod) == BURSTABLE
-    # KEP-2400: no swap for critical pods, nor for a container that has all of its memory guaranteed.
-    if not limited or is_critical(pod) or request == container.limits.get(MEMORY, ZERO):
+    if not may_swap(pod, container, rules):
         return 0
     if rules.memory_capacity <= 0 or request.value > rules.memory_capacity:
         return 0

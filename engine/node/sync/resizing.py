@@ -98,6 +98,7 @@ class PodResizer:
             allocatable=allocatable,
             others=others,
             config=self._context.config,
+            may_swap=self._allocations.cgroups.may_swap,
         )
         if decision.verdict == "Proceed":
             decision = self._allocations.placement.resize(pod, wanted)
