@@ -195,16 +195,22 @@ class CgroupManager(NodeCgroups):
         self, old: Pod, new: Pod, update: UpdateContainer, usage: Mapping[str, int] = NO_USAGE
     ) -> None:
         before, after = self.levels.sums.pods.get(new.uid), Contribution.of(new)
+        steps = list(resize_steps(old, new, self.settings.pods, self.settings.containers))
+        # All of them before the first one, so that a refused resize leaves everything as it was.
+        for step in steps:
+            if isinstance(step, PodStep):
+                self.pods.check_usage(new, step)
+            else:
+                _check_usage(new, step, usage.get(step.container, 0))
         # Growth first goes to the level, shrinking last: a child's shares never exceed its parent's.
         if before is not None and after.cpu_milli > before.cpu_milli:
             self.levels.sums.put(new.uid, after)
             self._write_levels()
-        for step in resize_steps(old, new, self.settings.pods, self.settings.containers):
+        for step in steps:
             if isinstance(step, PodStep):
                 with self._timed("update"):
                     self.pods.resize(new, step)
             else:
-                _check_usage(new, step, usage.get(step.container, 0))
                 values = step.resources
                 if self.has_exclusive_cpus(new, step.container):
                     # A container with exclusive CPUs runs without a CFS quota (kubelet: gate
@@ -360,7 +366,7 @@ def _slices(settings: CgroupSettings) -> Slices | None:
 def _check_usage(pod: Pod, step: ContainerStep, used: int) -> None:
     """Raise `Refused` if a container's new memory limit is below its usage."""
     limit = step.resources.memory_limit_in_bytes
-    if step.resource == MEMORY and step.shrinks and 0 < limit < used:
+    if step.resource == MEMORY and step.shrinks and 0 < limit <= used:
         raise Refused(
             f"attempting to set container {step.container} memory limit ({limit}) below "
             f"current usage ({used})",

@@ -102,10 +102,22 @@ class PodCgroups:
                 raise
             self.refusals[pod.uid] = str(error)
 
+    def check_usage(self, pod: Pod, step: PodStep) -> None:
+        """Raise `Refused` if the step would set the memory limit below the usage, which kills processes."""
+        if step.resource != MEMORY or step.part != "limit" or not step.shrinks:
+            return
+        name = self.name(pod)
+        limit, used = self.files(pod)[self._limit], self._memory_usage(name)
+        if limit.isdigit() and used >= int(limit):
+            raise Refused(
+                f"attempting to set pod memory limit ({limit}) below current usage ({used})",
+                subject=self._tree.group(name).path,
+                errno=errno.EBUSY,
+            )
+
     def resize(self, pod: Pod, step: PodStep) -> None:
-        """Write one part of the new values. Raises `Refused`, without killing anything if the new memory
-        limit is below the usage.
-        """
+        """Write one part of the new values. Raises `Refused` as `check_usage` does."""
+        self.check_usage(pod, step)
         name = self.name(pod)
         limits = {self._limit} if step.resource == MEMORY else _CPU_LIMITS
         chosen = {
@@ -113,14 +125,6 @@ class PodCgroups:
             for file, text in self.files(pod).items()
             if file.partition(".")[0] == step.resource and (file in limits) == (step.part == "limit")
         }
-        if step.resource == MEMORY and step.part == "limit" and step.shrinks:
-            limit, used = chosen[self._limit], self._memory_usage(name)
-            if limit.isdigit() and used > int(limit):
-                raise Refused(
-                    f"attempting to set pod memory limit ({limit}) below current usage ({used})",
-                    subject=self._tree.group(name).path,
-                    errno=errno.EBUSY,
-                )
         self._tree.write_files(name, chosen)
 
     def restore(self, sample: int) -> int:

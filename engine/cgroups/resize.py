@@ -317,7 +317,8 @@ def _container_steps(
         )
         if now.name in restarting or not (changed or follows_pod):
             continue
-        shrinks = limits[1] < limits[0]
+        # A limit where there was none is a smaller one: the usage may be above it.
+        shrinks = _ceiling(limits[1].milli) < _ceiling(limits[0].milli)
         steps.append(ContainerStep(now.name, resource, values, shrinks))
     return iter(sorted(steps, key=lambda step: not step.shrinks))
 

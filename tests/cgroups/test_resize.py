@@ -19,6 +19,7 @@ from engine.api.config import (
     EXCLUSIVE_MEMORY_GATE,
     KubeletConfiguration,
 )
+from engine.api.errors import Refused
 from engine.api.pod import ContainerResizePolicy, Pod
 from engine.api.quantity import Quantity
 from engine.cgroups.formulas.containers import ContainerResources, ContainerRules, may_swap, status_resources
@@ -251,6 +252,14 @@ def test_memory_changes_while_cpu_still_has_its_old_value():
     ]
 
 
+def test_a_new_limit_of_memory_counts_as_a_smaller_one():
+    requests = {"memory": "64Mi"}
+    limited = {"requests": requests, "limits": {"memory": "1Gi"}}
+    old, new = both(document({"resources": {"requests": requests}}), document({"resources": limited}))
+    (update,) = (s for s in resize_steps(old, new, PodRules(), RULES) if isinstance(s, ContainerStep))
+    assert update.shrinks
+
+
 def test_a_pod_level_limit_reaches_containers_without_one():
     pod_level = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "2Gi"}}
     old = document({}, limited("100m", "64Mi"), resources=pod_level)
@@ -369,3 +378,22 @@ async def test_the_level_follows_a_resize(private_root):
         share = "cpu.shares" if manager.mounts.version == 1 else "cpu.weight"
         assert manager.tree.read(level, share) == manager.tree.group(level).wanted[share]
         assert manager.levels.values()["Burstable"].cpu_shares == 2560
+
+
+@pytest.mark.root
+async def test_a_refused_resize_changes_nothing(private_root):
+    old = document(ranged(("100m", "1"), ("64Mi", "128Mi")), ranged(("100m", "1"), ("64Mi", "128Mi")))
+    new = document(ranged(("100m", "2"), ("32Mi", "64Mi")), ranged(("100m", "2"), ("32Mi", "64Mi")))
+    updated = []
+
+    async def update(container: str, resources: ContainerResources) -> None:
+        updated.append(container)
+
+    with managed(private_root) as manager:
+        before, after = both(old, new)
+        manager.create_pod(before)
+        with pytest.raises(Refused, match="container c1 memory limit"):
+            await manager.resize_pod(before, after, update, {"c0": 1 << 20, "c1": 1 << 30})
+        assert updated == []
+        await manager.resize_pod(before, after, update, {"c0": 1 << 20, "c1": 1 << 20})
+        assert updated == ["c0", "c1", "c0", "c1"]
