@@ -44,7 +44,7 @@ class NoCgroups(NodeCgroups):
         return self._parent
 
     async def resize_pod(
-        self, old: Pod, new: Pod, update: UpdateContainer, usage: Mapping[str, int] = NO_USAGE
+        self, old: Pod, new: Pod, update: UpdateContainer, usage: Mapping[str, int | None] = NO_USAGE
     ) -> None:
         """Resize the containers only. `usage` is ignored, because the runtime limits nothing."""
         for step in resize_steps(old, new, self.settings.pods, self.settings.containers):

@@ -192,7 +192,7 @@ class CgroupManager(NodeCgroups):
         return path.rpartition("/")[2] if self.settings.driver == "systemd" else path
 
     async def resize_pod(
-        self, old: Pod, new: Pod, update: UpdateContainer, usage: Mapping[str, int] = NO_USAGE
+        self, old: Pod, new: Pod, update: UpdateContainer, usage: Mapping[str, int | None] = NO_USAGE
     ) -> None:
         before, after = self.levels.sums.pods.get(new.uid), Contribution.of(new)
         steps = list(resize_steps(old, new, self.settings.pods, self.settings.containers))
@@ -363,10 +363,16 @@ def _slices(settings: CgroupSettings) -> Slices | None:
     return SystemdSlices.connect()
 
 
-def _check_usage(pod: Pod, step: ContainerStep, used: int) -> None:
-    """Raise `Refused` if a container's new memory limit is below its usage."""
+def _check_usage(pod: Pod, step: ContainerStep, used: int | None) -> None:
+    """Raise `Refused` if a container's new memory limit is below its usage, or may be because that is unknown
+    (None).
+    """
     limit = step.resources.memory_limit_in_bytes
-    if step.resource == MEMORY and step.shrinks and 0 < limit <= used:
+    if step.resource != MEMORY or not step.shrinks:
+        return
+    if used is None:
+        raise Refused(f"missing container {step.container} memory usage", subject=pod.full_name)
+    if 0 < limit <= used:
         raise Refused(
             f"attempting to set container {step.container} memory limit ({limit}) below "
             f"current usage ({used})",

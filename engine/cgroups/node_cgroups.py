@@ -31,7 +31,7 @@ UpdateContainer = Callable[[str, ContainerResources], Awaitable[None]]
 """Updates a running container, given by name, with new values (CRI UpdateContainerResources)."""
 ExclusiveCpus = Callable[[Pod, str | None], bool]
 """Whether a container, by its name, has CPUs of its own; with None, whether any of the pod has."""
-NO_USAGE: Mapping[str, int] = MappingProxyType({})
+NO_USAGE: Mapping[str, int | None] = MappingProxyType({})
 
 
 def check_asked(action: str, query: Mapping[str, str]) -> bool:
@@ -137,13 +137,13 @@ class NodeCgroups(ABC):
 
     @abstractmethod
     async def resize_pod(
-        self, old: Pod, new: Pod, update: UpdateContainer, usage: Mapping[str, int] = NO_USAGE
+        self, old: Pod, new: Pod, update: UpdateContainer, usage: Mapping[str, int | None] = NO_USAGE
     ) -> None:
         """Resize the pod's cgroup, its containers and its level, in the order of KEP-1287.
 
-        `usage` is memory in use by container name, in bytes. A memory limit below the usage is refused
-        before it could kill anything. Raises `Refused` at the first failing step; a repeated call continues
-        there. Containers that restart for the resize are not updated.
+        `usage` is memory in use by container name, in bytes, None if unknown. A memory limit below the usage
+        is refused before anything changes. Raises `Refused`, also at the first failing step; a repeated call
+        continues there. Containers that restart for the resize are not updated.
         """
 
     @abstractmethod

@@ -394,6 +394,8 @@ async def test_a_refused_resize_changes_nothing(private_root):
         manager.create_pod(before)
         with pytest.raises(Refused, match="container c1 memory limit"):
             await manager.resize_pod(before, after, update, {"c0": 1 << 20, "c1": 1 << 30})
+        with pytest.raises(Refused, match="missing container c1 memory usage"):
+            await manager.resize_pod(before, after, update, {"c0": 1 << 20, "c1": None})
         assert updated == []
         await manager.resize_pod(before, after, update, {"c0": 1 << 20, "c1": 1 << 20})
         assert updated == ["c0", "c1", "c0", "c1"]

@@ -169,11 +169,12 @@ class PodResizer:
             resources = cri_resources(self._allocations.cgroups.sandbox_resources(new))
             await self._runtime.client.update_pod_sandbox_resources(sandbox.id, overhead, resources)
 
-    async def _memory_usage(self, containers: list[ContainerRecord]) -> dict[str, int]:
-        """Return the memory in use in bytes by container name, where the runtime can measure it."""
-        usage = {}
+    async def _memory_usage(self, containers: list[ContainerRecord]) -> dict[str, int | None]:
+        """Return the memory in use in bytes by container name; None where the runtime does not measure it."""
+        usage: dict[str, int | None] = {}
         for container in containers:
+            usage[container.name] = None
             with contextlib.suppress(Refused):
-                stats = await self._runtime.client.container_stats(container.id)
-                usage[container.name] = stats.memory.usage_bytes.value or stats.memory.working_set_bytes.value
+                memory = (await self._runtime.client.container_stats(container.id)).memory
+                usage[container.name] = memory.usage_bytes.value or memory.working_set_bytes.value or None
         return usage
