@@ -11,6 +11,8 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,12 +76,45 @@ def modules() -> Iterator[Path]:
             yield path
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+@dataclass(frozen=True)
+class Outline:
+    """What the tests ask of a module's source.
+
+    `imports` are the modules of all import statements, `imported` those of `from` statements with the names,
+    `classes` the public classes at the top, `constructors` each class with the parameters and lines of its
+    `__init__`.
+    """
+
+    imports: tuple[str, ...]
+    imported: tuple[tuple[str, tuple[str, ...]], ...]
+    classes: tuple[str, ...]
+    constructors: tuple[tuple[str, int, int], ...]
+
+
+@cache
+def outline(path: Path) -> Outline:
+    """Parse a module once for all tests; its tree would slow down each later collection of garbage."""
+    tree = ast.parse(path.read_text(), str(path))
+    imports: list[str] = []
+    imported: list[tuple[str, tuple[str, ...]]] = []
+    constructors: list[tuple[str, int, int]] = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            imports += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or ""
+            imports.append(node.module or "")
+            if node.module:
+                imported.append((node.module, tuple(alias.name for alias in node.names)))
+        elif isinstance(node, ast.ClassDef):
+            for made in node.body:
+                if isinstance(made, ast.FunctionDef) and made.name == "__init__":
+                    given = (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)
+                    lines = (made.end_lineno or 0) - made.lineno + 1
+                    constructors.append((node.name, len(given) - 1, lines))
+    classes = tuple(
+        node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    return Outline(tuple(imports), tuple(imported), classes, tuple(constructors))
 
 
 def test_packages_import_only_what_they_may() -> None:
@@ -89,7 +124,7 @@ def test_packages_import_only_what_they_may() -> None:
         package = relative.parts[0]
         if package not in MAY_IMPORT:
             continue
-        for name in imports(path):
+        for name in outline(path).imports:
             parts = name.split(".")
             if parts[0] == "engine" and len(parts) > 1 and parts[1] not in MAY_IMPORT[package] | {package}:
                 wrong.append(f"{relative} imports {name}")
@@ -104,12 +139,11 @@ def folder_arrows() -> dict[str, set[str]]:
     for path in tree.values():
         folder = path.parent.relative_to(ROOT).as_posix()
         named = found.setdefault(folder, set())
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    target = tree.get(f"{node.module}.{alias.name}") or tree.get(node.module)
-                    if target is not None:
-                        named.add(target.parent.relative_to(ROOT).as_posix())
+        for module, names in outline(path).imported:
+            for name in names:
+                target = tree.get(f"{module}.{name}") or tree.get(module)
+                if target is not None:
+                    named.add(target.parent.relative_to(ROOT).as_posix())
         named.discard(folder)
     return found
 
@@ -171,7 +205,7 @@ def test_only_live_snapshots_reach_an_api_server() -> None:
     using = {
         path.relative_to(ENGINE / "plan").parts[0]
         for path in (ENGINE / "plan").rglob("*.py")
-        if any(name.startswith("engine.cluster") for name in imports(path))
+        if any(name.startswith("engine.cluster") for name in outline(path).imports)
     }
     assert using == {"live"}
 
@@ -183,7 +217,7 @@ def test_layers_of_the_planner_import_only_lower_layers() -> None:
         if relative.name == "__init__.py" and len(relative.parts) == 1:
             continue
         station = relative.parts[0].removesuffix(".py")
-        named = {name.split(".")[2] for name in imports(path) if name.startswith("engine.plan.")}
+        named = {name.split(".")[2] for name in outline(path).imports if name.startswith("engine.plan.")}
         arrows.setdefault(station, set()).update(named - {station})
     assert arrows == PLAN_LAYERS
     stations = list(PLAN_LAYERS)
@@ -228,12 +262,11 @@ def importers() -> dict[str, set[str]]:
     tree = {".".join(path.relative_to(ENGINE).with_suffix("").parts): path for path in modules()}
     found: dict[str, set[str]] = {name: set() for name in tree}
     for module, path in tree.items():
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
-                    short = name.removeprefix("engine.")
-                    if short in found and short != module:
-                        found[short].add(module)
+        for source, names in outline(path).imported:
+            for name in (source, *(f"{source}.{each}" for each in names)):
+                short = name.removeprefix("engine.")
+                if short in found and short != module:
+                    found[short].add(module)
     return found
 
 
@@ -262,16 +295,12 @@ CONSTRUCTOR_PARAMETERS, CONSTRUCTOR_LINES = 8, 40
 
 
 def test_constructors_are_small() -> None:
-    large = set()
-    for path in modules():
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
-            if isinstance(node, ast.ClassDef):
-                for made in node.body:
-                    if isinstance(made, ast.FunctionDef) and made.name == "__init__":
-                        given = (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)
-                        lines = (made.end_lineno or 0) - made.lineno + 1
-                        if len(given) - 1 > CONSTRUCTOR_PARAMETERS or lines > CONSTRUCTOR_LINES:
-                            large.add(node.name)
+    large = {
+        name
+        for path in modules()
+        for name, parameters, lines in outline(path).constructors
+        if parameters > CONSTRUCTOR_PARAMETERS or lines > CONSTRUCTOR_LINES
+    }
     assert large == set()
 
 
@@ -287,7 +316,7 @@ def test_third_party_imports_are_declared() -> None:
         "common-expression-language": "cel",
     }
     known = {provides.get(name, name.replace("-", "_")) for name in declared}
-    used = {name.split(".")[0] for path in modules() for name in imports(path)}
+    used = {name.split(".")[0] for path in modules() for name in outline(path).imports}
     known.add("distributed")  # an extra of dask
     undeclared = used - known - set(sys.stdlib_module_names) - {"engine", ""}
     assert not undeclared
@@ -332,18 +361,16 @@ def test_each_file_of_host_has_one_purpose_and_a_user() -> None:
     files |= {path.parent.name for path in top.glob("*/__init__.py")}
     assert files == set(HOST_FILES)
     used = {
-        name.split(".")[2] for path in modules() for name in imports(path) if name.startswith("engine.host.")
+        name.split(".")[2]
+        for path in modules()
+        for name in outline(path).imports
+        if name.startswith("engine.host.")
     }
     assert used == set(HOST_FILES)
 
 
 def test_no_two_public_classes_have_the_same_name() -> None:
-    names = Counter(
-        node.name
-        for path in modules()
-        for node in ast.parse(path.read_text(), str(path)).body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
+    names = Counter(name for path in modules() for name in outline(path).classes)
     assert {name for name, count in names.items() if count > 1} == set()
 
 
@@ -371,7 +398,7 @@ def test_no_dependency_is_idle() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     provides = {"grpcio": "grpc", "protobuf": "google", "pyyaml": "yaml"}
     names = {re.split(r"[\[<>=~! ]", item)[0].lower() for item in project["dependencies"]}
-    used = {name.split(".")[0] for path in modules() for name in imports(path)}
+    used = {name.split(".")[0] for path in modules() for name in outline(path).imports}
     assert {provides.get(name, name) for name in names} - used == set()
 
 
@@ -379,7 +406,7 @@ def test_http2_is_spoken_by_the_core_and_by_the_library_in_tools_for_tests_alone
     users = [
         path
         for path in modules()
-        for name in imports(path)
+        for name in outline(path).imports
         if name.split(".")[0] in ("h2", "hpack", "hyperframe")
     ]
     assert [path for path in users if "testing" not in path.parts] == []
@@ -409,9 +436,9 @@ def test_only_its_own_folder_imports_a_kernel_or_a_twin() -> None:
     wrong = []
     for path in modules():
         own = ".".join(path.parent.relative_to(ROOT).parts)
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module != own:
-                for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+        for source, names in outline(path).imported:
+            if source != own:
+                for name in (source, *(f"{source}.{each}" for each in names)):
                     folder, _, module = name.rpartition(".")
                     if re.fullmatch(r"_\w+_(py|c)", module) and folder != own:
                         wrong.append(f"{path.relative_to(ROOT)} imports {name}")
