@@ -15,5 +15,5 @@ if __name__ == "__main__":
     with lean_imports():
         from engine.cli.agent import process
 
-    process.HostPlaces = lambda: None  # type: ignore[assignment,misc]
+    process.HostPlaces = lambda: None  # type: ignore[attr-defined]
     main()

@@ -17,8 +17,15 @@ from typing import Any
 
 import pytest
 import systemd_scenes
-from jeepney import HeaderFields, MessageType, message_bus, new_error, new_method_return, new_signal
-from jeepney.io.blocking import Proxy, open_dbus_connection
+from jeepney import (  # type: ignore[import-untyped]
+    HeaderFields,
+    MessageType,
+    message_bus,
+    new_error,
+    new_method_return,
+    new_signal,
+)
+from jeepney.io.blocking import Proxy, open_dbus_connection  # type: ignore[import-untyped]
 
 from engine.api.errors import Refused, Unavailable
 from engine.cgroups.interface_files import FileRules

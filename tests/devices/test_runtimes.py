@@ -10,7 +10,8 @@ from typing import cast
 import pytest
 
 from engine.cri.client import RuntimeClient
-from engine.devices.manager import DeviceManager, DeviceRunOptions
+from engine.devices.manager import DeviceManager
+from engine.devices.run_options import DeviceRunOptions
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import SampleAllocation, SampleDevicePlugin
 from engine.wire import cri_v1_pb2 as cri

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.eviction import pressure_events
 from engine.eviction.pressure_events import TRIGGERS, PressureEvents
 from engine.host.cgroupfs.mounts import readable_mounts
 from tests.waiting import eventually
@@ -146,5 +145,5 @@ def refusing(monkeypatch: pytest.MonkeyPatch, refusal: Callable[[bytes], int]) -
             raise OSError(number, os.strerror(number))
         return len(data)
 
-    monkeypatch.setattr(pressure_events.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     return attempts

@@ -103,15 +103,12 @@ def test_bulk_values_are_the_single_ones(specs, memory_qos, enforce, custom, for
         throttling_factor=0.8,
     )
     level_rules = LevelRules(96 * GI, percent, memory_qos)
-    before = bulk.kernel
-    bulk.kernel = module
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bulk, "kernel", module)
         table = PodTable.from_pods(listed)
         got = BulkCgroups(pod_rules, container_rules, level_rules, formula).values(
             table.columns, len(listed), ContainerColumns.of(listed), [100 * GI], [96 * GI]
         )
-    finally:
-        bulk.kernel = before
     at = 0
     for row, pod in enumerate(listed):
         check_pod(got.pods[:, row], pod_values(pod, pod_rules), formula)

@@ -14,7 +14,7 @@ import pytest
 from engine.api.errors import InvalidInput
 from engine.host import atomic_writer as published
 from engine.host.atomic_writer import PublishedFile, publish
-from engine.host.safe_open import opened
+from engine.host.safe_open import opened, write_regular
 
 NOW = 1_700_000_000.0
 SECRET = "the host's own"
@@ -225,14 +225,14 @@ def test_a_failure_leaves_the_old_set_whole(
 ) -> None:
     show(volume, {"a": text("1"), "b": text("1"), "c": text("1")})
     before = sorted(os.listdir(volume))
-    write, written = published.write_regular, 0
+    written = 0
 
     def full(*args: object, **named: object) -> None:
         nonlocal written
         written += 1
         if written == fails_at:
             raise OSError(28, "No space left on device")
-        write(*args, **named)  # type: ignore[arg-type]
+        write_regular(*args, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(published, "write_regular", full)
     with pytest.raises(OSError, match="No space"):

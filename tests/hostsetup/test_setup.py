@@ -12,6 +12,7 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused
 from engine.api.events import EventRecorder
+from engine.host.cgroupfs.mounts import find_mounts
 from engine.host.tasks import Tasks
 from engine.hostsetup import own_process, setup
 from engine.hostsetup.host_places import HostPlaces
@@ -119,7 +120,7 @@ def test_more_open_files_than_the_kernel_allows_are_refused():
 @pytest.fixture
 def hierarchy(tmp_path: Path) -> Path:
     """Make a cgroup that stands in for a hierarchy's root. Skips without root or a cgroup hierarchy."""
-    mounts = [Path(each.path) for each in setup.find_mounts().hierarchies if "pids" in each.controllers]
+    mounts = [Path(each.path) for each in find_mounts().hierarchies if "pids" in each.controllers]
     if os.geteuid() != 0 or not mounts:
         pytest.skip("needs root and a cgroup hierarchy")
     directory = mounts[0] / f"hostsetup-{os.getpid()}"

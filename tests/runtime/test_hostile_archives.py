@@ -23,6 +23,7 @@ from engine.runtime.images.archives import Archive
 from engine.runtime.images.layers import unpack
 from engine.runtime.images.store import ImageStore
 from engine.runtime.images.tars import Limits
+from engine.runtime.shim.linux import OPAQUE_ATTRIBUTE
 from engine.testing.images import ImageEntry, make_layer, write_image, write_oci_image
 
 pytestmark = pytest.mark.root
@@ -94,7 +95,7 @@ def test_whiteouts_hide_only_layers_below(tmp_path: Path) -> None:
     for name in ("first", "second"):
         assert (target / name / "inside").read_bytes() == b"new"
     for name in ("first", "second", "opaque"):
-        assert os.getxattr(target / name, layers.OPAQUE_ATTRIBUTE) == b"y"
+        assert os.getxattr(target / name, OPAQUE_ATTRIBUTE) == b"y"
     assert (target / "gone").is_char_device()
     assert not (target / ".wh..wh.aufs").exists()
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from engine.api.amounts.cpu_weight import cpu_weight
 from engine.api.errors import InvalidInput
 from engine.runtime import requests
-from engine.runtime.hierarchy import container_path, cpu_weight
+from engine.runtime.hierarchy import container_path
 from engine.runtime.objects.records import Records, RuntimeContainer, Sandbox, as_field, joined
 from engine.runtime.shim.identity import CAPABILITIES
 from engine.wire import cri_v1_pb2 as cri

@@ -283,8 +283,7 @@ async def test_plugins_and_the_runtime(
     meter: TurnMeter, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin, data = HTTP2[kind]
-    made = grpc_channel.ClientConnection
-    monkeypatch.setattr(grpc_channel, "ClientConnection", lambda: Metered(made(), meter))
+    monkeypatch.setattr(grpc_channel, "ClientConnection", lambda: Metered(ClientConnection(), meter))
     channel = Channel(str(tmp_path / "s"), limit=16 << 20)
 
     async def follow() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.host.mounts import mounts_below
+from engine.host.mountinfo import mounts_below
 from engine.testing.containerd import Containerd
 from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container

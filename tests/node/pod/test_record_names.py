@@ -9,6 +9,7 @@ from shutil import rmtree
 
 import pytest
 
+from engine.api.errors import Unavailable
 from engine.host import checksummed_file
 from engine.host.checksummed_file import keep
 from engine.host.records import store as record_store
@@ -80,7 +81,7 @@ async def test_the_link_is_on_disk_before_the_record(tmp_path: Path, monkeypatch
     order: list[str] = []
     monkeypatch.setattr("engine.node.pod.record_names.sync_directory", lambda path: order.append(str(path)))
     sync = os.fdatasync
-    monkeypatch.setattr(record_store.os, "fdatasync", lambda file: order.append("file") or sync(file))
+    monkeypatch.setattr(os, "fdatasync", lambda file: order.append("file") or sync(file))
     await put(tmp_path, "u", END, b"{}")
     assert order == [str(tmp_path / "pods/u"), "file"]
 
@@ -189,6 +190,6 @@ async def test_short_descriptors_do_not_lose_a_file_of_an_earlier_version(
     with monkeypatch.context() as patch:
         patch.setattr(checksummed_file, "_read", short)
         store = RecordStore(earlier / RECORDS, names=PodRecordNames(earlier / "pods"))
-        with pytest.raises(record_store.Unavailable):
+        with pytest.raises(Unavailable):
             await take_over(earlier / "pods", store)
     assert len(list(earlier.glob("pods/u/*.json"))) == len(KINDS)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.documents.reader import parse_pods
 from engine.api.errors import InvalidInput
 from engine.cri.client import RuntimeClient, Undecodable
 from engine.runtime.hollow import HollowRuntime
@@ -47,7 +48,7 @@ async def test_a_manifest_that_trips_over_our_own_mistake_is_named_too(
 ) -> None:
     from engine.node.sources import manifests as sources
 
-    whole: Callable[[bytes, str], Any] = sources.parse_pods
+    whole: Callable[[bytes, str], Any] = parse_pods
 
     def parse(data: bytes, subject: str) -> Any:
         if b"trips" in data:

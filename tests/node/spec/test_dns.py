@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine.api.config import KubeletConfiguration
-from engine.api.pod import ObjectMeta, Pod, PodDNSConfig, PodDNSConfigOption, PodSpec
+from engine.api.meta import ObjectMeta
+from engine.api.pod import Pod, PodDNSConfig, PodDNSConfigOption, PodSpec
 from engine.node.spec.dns import MAX_SEARCH_LINE, pod_dns
 from engine.wire import cri_v1_pb2 as cri
 

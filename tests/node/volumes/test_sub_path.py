@@ -18,7 +18,8 @@ import pytest
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import VolumeMount
 from engine.host import safe_open as beneath
-from engine.host.mounts import mounts_below, unmount_below
+from engine.host.mountinfo import mounts_below
+from engine.host.mounts import unmount_below
 from engine.node.volumes import PodVolumes, sub_path
 from engine.node.volumes.sub_path import expanded_sub_path, mount_sub_path
 from tests.waiting import PATIENCE

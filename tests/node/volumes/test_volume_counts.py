@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from engine.api.meta import ObjectMeta
-from engine.api.objects.storage import CSIPersistentVolume, LocalVolume, PersistentVolumeSpec
+from engine.api.objects.storage import BLOCK, CSIPersistentVolume, LocalVolume, PersistentVolumeSpec
 from engine.api.pod import CSIVolume, DownwardAPIVolume, HostPathVolume, Volume
 from engine.api.references import PersistentVolumeClaimVolume
-from engine.node.volumes.claims import BLOCK, BoundVolume
+from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.volume_counts import MAP, MOUNT, mounting, plugin_name
 
 CLAIM = Volume("v", persistent_volume_claim=PersistentVolumeClaimVolume("c"))

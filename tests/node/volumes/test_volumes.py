@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from engine.api.events import WARNING
+from engine.api.meta import ObjectMeta
 from engine.api.objects.storage import LocalVolume
 from engine.api.pod import (
     Container,
@@ -24,7 +25,6 @@ from engine.api.pod import (
     EmptyDirVolume,
     HostPathVolume,
     ObjectFieldSelector,
-    ObjectMeta,
     Pod,
     PodSecurityContext,
     PodSpec,
@@ -36,7 +36,8 @@ from engine.api.pod import (
 )
 from engine.api.quantity import Quantity
 from engine.cri.records import EXITED, ContainerRecord
-from engine.host.mounts import mounts_below, unmount_below
+from engine.host.mountinfo import mounts_below
+from engine.host.mounts import unmount_below
 from engine.node.controlplane.control_plane import NoCluster
 from engine.node.sync.termination_message import read_messages, termination_message
 from engine.node.volumes import PodVolumes, VolumeRefused
