@@ -78,7 +78,7 @@ def modules() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Outline:
-    """What the tests ask of a module's source.
+    """Hold what the tests ask of a module's source.
 
     `imports` are the modules of all import statements, `imported` those of `from` statements with the names,
     `classes` the public classes at the top, `constructors` each class with the parameters and lines of its
