@@ -96,7 +96,7 @@ class PodStopper:
         """Run the preStop hook, wait for the containers that stop earlier (`after`), then stop the container.
 
         A hook that takes longer than `grace` is cut off. With `grace` 0, no hook runs and nothing is waited
-        for. Raises `Refused` or `Unavailable`.
+        for; the container has two seconds to end even then. Raises `Refused` or `Unavailable`.
         """
         text = message or f"Stopping container {record.name}"
         self._context.recorder.pod(pod, NORMAL, "Killing", text, container=record.name)
@@ -106,9 +106,9 @@ class PodStopper:
                 await _wait_until(began + grace, hook, after)
                 if not hook.done():
                     self._report_hook_failure(pod, record.name, "it took longer than the grace period")
-                grace = max(MINIMUM_GRACE_SECONDS, grace - int(time.monotonic() - began))
+                grace -= int(time.monotonic() - began)
             with contextlib.suppress(NotFound):
-                await self._runtime.client.stop_container(record.id, grace)
+                await self._runtime.client.stop_container(record.id, max(MINIMUM_GRACE_SECONDS, grace))
         await self._runtime.watch.refresh_container(pod.uid, record.id, record.sandbox_id, notify=False)
 
     @contextlib.asynccontextmanager

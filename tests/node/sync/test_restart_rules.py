@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -103,6 +105,14 @@ async def test_a_container_that_its_rule_restarts_runs_again_in_a_pod_that_never
 
 
 async def test_a_pod_starts_again_in_its_sandbox(rig: Rig, hollow: HollowRuntime):
+    graces: list[float] = []
+    stop = hollow.backend.stop_container
+
+    async def stop_container(stopped: Any, grace: float) -> None:
+        graces.append(grace)
+        await stop(stopped, grace)
+
+    hollow.backend.stop_container = stop_container  # type: ignore[method-assign]
     await rig.start()
     rules = [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [7]}}]
     rig.write(
@@ -126,6 +136,7 @@ async def test_a_pod_starts_again_in_its_sandbox(rig: Rig, hollow: HollowRuntime
 
     await eventually(lambda: rig.phase("anew") == "Running")
     await eventually(restarted)
+    assert graces[:1] == [2], "a kubelet kills no container without a warning"
     assert hollow.counts()["RunPodSandbox"]["calls"] == 1
     status = rig.pod("anew").status
     last = status.container_statuses[1].last_state.terminated
