@@ -94,5 +94,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, (available, reason) in needs.items():
             if item.get_closest_marker(marker) is not None and not available:
                 item.add_marker(pytest.mark.skip(reason=reason))
-    long = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "uml", "containerd")))}
-    items.sort(key=lambda item: item.path not in long)
+    longest = files_with_marker(items, "timeout")
+    long = files_with_marker(items, "slow", "uml", "containerd")
+    items.sort(key=lambda item: (item.path not in longest, item.path not in long))
+
+
+def files_with_marker(items: list[pytest.Item], *markers: str) -> set[Path]:
+    return {item.path for item in items if any(map(item.get_closest_marker, markers))}
