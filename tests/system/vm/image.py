@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,6 +111,7 @@ def _make(image: Image, report: Callable[[str], None]) -> None:
 def _fill(root: Path, report: Callable[[str], None]) -> None:
     """Write the root file system: Debian's packages and the files in `FILES`."""
     if root.exists():
+        _unmount(root / "proc")
         shutil.rmtree(root)
     report(f"unpacking {len(PACKAGES)} packages and what they need")
     _run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root), _mirror())
@@ -122,10 +122,17 @@ def _fill(root: Path, report: Callable[[str], None]) -> None:
     _run("chroot", str(root), "passwd", "-q", "-d", "root")
     _run("chroot", str(root), "systemctl", "-q", "enable", *ENABLED)
     _run("chroot", str(root), "systemctl", "-q", "disable", *DISABLED)
-    with ExitStack() as mounts:
-        _run("mount", "--bind", "/proc", str(root / "proc"))
-        mounts.callback(_run, "umount", str(root / "proc"))
+    _run("mount", "--bind", "/proc", str(root / "proc"))
+    try:
         _run("chroot", str(root), "update-initramfs", "-u", "-k", "all")
+    finally:
+        _unmount(root / "proc")
+
+
+def _unmount(path: Path) -> None:
+    """Unmount all that is mounted on a path: debootstrap leaves a /proc there that was in use at its end."""
+    while path.is_mount():
+        _run("umount", "--lazy", str(path))
 
 
 def _mirror() -> str:
