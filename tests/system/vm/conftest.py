@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.system.vm import image, node_in_machine, pods_in_machine
-from tests.system.vm.machine import Machine, Size, interpreter
+from tests.system.vm.machine import Cable, Machine, Size, interpreter
 from tests.system.vm.node_in_machine import ROOT
 
 PLACE = Path(os.environ["KUBENGINE_VM"]) if "KUBENGINE_VM" in os.environ else None
@@ -37,19 +39,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module")
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     """Yield a machine of the module's `SIZE` in which a node is installed, and only containerd runs."""
-    assert PLACE is not None
-    name = request.module.__name__.rpartition(".")[2].removeprefix("test_")
-    mounts = {"checkout": ROOT} | ({"python": python} if (python := interpreter()) else {})
     size = getattr(request.module, "SIZE", Size(cpus=2, memory=3072))
-    made = image.make(PLACE, lambda text: say("image", text))
-    machine = Machine(made, PLACE / "machines" / name, size, mounts, lambda text: say(name, text))
-    machine.remove()
+    with fresh(request.module, "", size, 1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def second_machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """Yield another such machine of the module's `SECOND_SIZE`; a cable connects both."""
+    with fresh(request.module, "-2", request.module.SECOND_SIZE, 2) as made:
+        yield made
+
+
+@contextmanager
+def fresh(module: ModuleType, suffix: str, size: Size, end: int) -> Iterator[Machine]:
+    """Start a machine for the parts of a module, and remove it afterwards."""
+    assert PLACE is not None
+    name = module.__name__.rpartition(".")[2].removeprefix("test_") + suffix
+    mounts = {"checkout": ROOT} | ({"python": python} if (python := interpreter()) else {})
+    image_made = image.make(PLACE, lambda text: say("image", text))
+    place = PLACE / "machines"
+    cable = Cable(place, end) if hasattr(module, "SECOND_SIZE") else None
+    write_disk: Callable[[Path], None] | None = getattr(module, "write_disk", None)
+    disk = place / f"{name}.disk" if write_disk else None
+    made = Machine(
+        image_made, place / name, size, mounts, lambda text: say(name, text), cable=cable, disk=disk
+    )
+    made.remove()
     try:
-        machine.start()
-        node_in_machine.install(machine)
-        yield machine
+        if write_disk and disk:
+            say(name, "write its second disk")
+            write_disk(disk)
+        made.start()
+        node_in_machine.install(made)
+        yield made
     finally:
-        machine.remove()
+        made.remove()
+        if disk:
+            disk.unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from engine.api.errors import Unavailable
 from tests.system.vm.image import Image
@@ -34,6 +35,27 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class Cable:
+    """Connect the second network interface of two machines: a socket for each end.
+
+    The interface of the first end has the MAC address `MAC.format(1)`, the other `MAC.format(2)`.
+    """
+
+    directory: Path
+    end: int
+
+    MAC: ClassVar[str] = "52:54:00:00:00:0{0}"
+
+    def options(self) -> list[str]:
+        """Return QEMU's options."""
+        own, other = self.directory / f"cable{self.end}", self.directory / f"cable{3 - self.end}"
+        own.unlink(missing_ok=True)  # QEMU does not replace it
+        ends = f"local.type=unix,local.path={own},remote.type=unix,remote.path={other}"
+        device = f"virtio-net-pci,netdev=cable,mac={self.MAC.format(self.end)}"
+        return ["-netdev", f"dgram,id=cable,{ends}", "-device", device]
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Hold a command's exit code, and all that it printed."""
 
@@ -46,7 +68,8 @@ class Machine:
 
     These are: a disk with the differences from the image's, the console's text, QEMU's pid, and `share`,
     which the machine sees as /run/host. `mounts` are further directories of this host by 9p tag; the machine
-    can mount them read only. `report` gets a line for each step.
+    can mount them read only. `report` gets a line for each step. A `cable` leads to another machine; `disk`
+    is a second disk, /dev/vdb.
     """
 
     def __init__(
@@ -56,12 +79,17 @@ class Machine:
         size: Size | None = None,
         mounts: dict[str, Path] | None = None,
         report: Callable[[str], None] = lambda text: None,
+        *,
+        cable: Cable | None = None,
+        disk: Path | None = None,
     ) -> None:
         self.directory = directory
         self.share = directory / "share"
         self._image = image
         self._size = size or Size()
         self._mounts = mounts or {}
+        self._cable = cable
+        self._second_disk = disk
         self.report = report
         self._requests = time.time_ns()
 
@@ -96,7 +124,10 @@ class Machine:
         command += ["-kernel", str(self._image.kernel), "-initrd", str(self._image.initrd)]
         command += ["-append", KERNEL_OPTIONS]
         command += ["-drive", f"file={disk},if=virtio,cache=unsafe,discard=unmap"]
+        if self._second_disk is not None:
+            command += ["-drive", f"file={self._second_disk},format=raw,if=virtio,cache=unsafe"]
         command += ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"]
+        command += self._cable.options() if self._cable else []
         for tag, path in {"share": self.share, **self._mounts}.items():
             read_only = "" if tag == "share" else ",readonly=on"
             shared = f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{read_only}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -135,6 +136,22 @@ def install(machine: Machine) -> None:
     machine.check(f"mkdir -p {MANIFESTS}; systemctl daemon-reload", LONG)
     machine.check("systemctl enable --now containerd; systemctl start checkout", LONG)
     import_images(machine)
+
+
+def use_containerd_2(machine: Machine) -> str:
+    """Run containerd from the folder `CONTAINERD2_BIN` as the machine's, on its own configuration.
+
+    Return the directory of its programs.
+    """
+    programs = ("containerd", "containerd-shim-runc-v2", "ctr", "runc")
+    folder = bring(machine, Path(os.environ["CONTAINERD2_BIN"]), *programs)
+    path = f"[Service]\nEnvironment=PATH={folder}:/usr/sbin:/usr/bin:/sbin:/bin\n"
+    put(machine, "/etc/containerd/config.toml", containerd_config())
+    command = f"ExecStart=\nExecStart={folder}/containerd\n"
+    put(machine, "/etc/systemd/system/containerd.service.d/two.conf", path + command)
+    put(machine, f"/etc/systemd/system/{UNIT}.d/two.conf", path)
+    machine.check("systemctl daemon-reload; systemctl restart containerd", LONG)
+    return folder
 
 
 def import_images(machine: Machine, ctr: str = "ctr") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from tests.system.vm.machine import Machine
 from tests.system.vm.node_in_machine import (
     LONG,
     UNIT,
-    bring,
     containerd_config,
     faults,
     import_images,
@@ -19,6 +17,7 @@ from tests.system.vm.node_in_machine import (
     run_agent,
     start_agent,
     stop_agent,
+    use_containerd_2,
 )
 from tests.system.vm.pods_in_machine import GUARANTEED, group, value, wait_for_pods, write_pods
 
@@ -57,14 +56,7 @@ def test_crun(machine: Machine) -> None:
     reason="needs CONTAINERD2_BIN: a folder with containerd 2, its shim, ctr and runc",
 )
 def test_containerd_2(machine: Machine) -> None:
-    programs = ("containerd", "containerd-shim-runc-v2", "ctr", "runc")
-    folder = bring(machine, Path(os.environ["CONTAINERD2_BIN"]), *programs)
-    path = f"[Service]\nEnvironment=PATH={folder}:/usr/sbin:/usr/bin:/sbin:/bin\n"
-    put(machine, "/etc/containerd/config.toml", containerd_config())
-    command = f"ExecStart=\nExecStart={folder}/containerd\n"
-    put(machine, "/etc/systemd/system/containerd.service.d/two.conf", path + command)
-    put(machine, f"/etc/systemd/system/{UNIT}.d/two.conf", path)
-    machine.check("systemctl daemon-reload; systemctl restart containerd", LONG)
+    folder = use_containerd_2(machine)
     import_images(machine, f"{folder}/ctr")
     write_pods(machine, PODS)
     run_agent(machine, {"cgroupDriver": None})  # its default, cgroupfs, is not what this runtime uses
