@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from engine.api.errors import InvalidInput, KubengineError
+from engine.api.errors import InvalidInput, KubengineError, Unavailable
 from engine.cluster.certificates.bootstrap import first_certificate, write_kubeconfig
 from engine.cluster.certificates.metrics import CertificateMetrics
 from engine.cluster.certificates.openssl import certificate_facts, new_key
@@ -148,7 +148,11 @@ class NodeIdentity:
 
     async def _is_valid(self, read: Callable[[], bytes]) -> bool:
         try:
-            return (await certificate_facts(read())).not_after > self._clock()
+            certificate = read()
+            return bool(certificate) and (await certificate_facts(certificate)).not_after > self._clock()
+        except Unavailable as error:  # a busy machine, which says nothing about the certificate
+            log.warning("the client certificate cannot be checked and stays in use: %s", error)
+            return True
         except KubengineError as error:
             log.info("there is no valid client certificate yet: %s", error)
             return False

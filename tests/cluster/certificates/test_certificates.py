@@ -17,6 +17,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.duration import RetryDelays
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.node import NodeAddress
+from engine.cluster.certificates import node_identity
 from engine.cluster.certificates import rotation as certificate_rotation
 from engine.cluster.certificates.bootstrap import write_kubeconfig
 from engine.cluster.certificates.metrics import CertificateMetrics
@@ -432,6 +433,26 @@ async def test_a_bootstrap_kubeconfig_that_is_not_needed_need_not_exist(server: 
         await client.get("/api/v1/nodes", dict[str, Any])
     assert server.requests[-1].user == "system:node:n1"
     assert server.list(REQUESTS) == []
+
+
+async def test_a_certificate_that_a_busy_machine_cannot_check_stays_in_use(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without a bootstrap kubeconfig, the node would have no other."""
+
+    async def late(_certificate: bytes) -> CertificateFacts:
+        raise Unavailable("no answer within 30 s", subject="openssl x509")
+
+    monkeypatch.setattr(node_identity, "certificate_facts", late)
+    store = CertificateStore(tmp_path / "pki", "kubelet-client")
+    store.update(*await _signed(server, -DAY, 100 * DAY), time.time())
+    kept = store.path.read_bytes()
+    identity = _identity(tmp_path, server.kubeconfig("b"), tmp_path / "bootstrap-kubelet.conf")
+    async with _running(identity) as client:
+        await identity.ready.wait()
+        await client.get("/api/v1/nodes", dict[str, Any])
+    assert server.requests[-1].user == "system:node:n1"
+    assert store.path.read_bytes() == kept
 
 
 async def test_without_a_kubeconfig_a_missing_bootstrap_kubeconfig_ends_the_start(tmp_path: Path):
