@@ -58,9 +58,11 @@ SYSCTL = "net.ipv4.ip_forward = 1\n"
 
 
 def lacking() -> str:
-    """Return the programs that the folder `KUBE_BIN` lacks for a control plane; empty if it lacks none."""
+    """Return what is missing for a cluster in words; empty if nothing is."""
     folder = Path(os.environ.get("KUBE_BIN", "/nowhere"))
-    return ", ".join(name for name in PROGRAMS if not (folder / name).exists())
+    if absent := [name for name in PROGRAMS if not (folder / name).exists()]:
+        return f"KUBE_BIN: a folder with v1.36 of {', '.join(absent)}"
+    return "" if shutil.which("nft") else "nft (Debian: nftables)"
 
 
 def configuration() -> str:

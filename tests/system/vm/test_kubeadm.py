@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif("CONTAINERD2_BIN" not in os.environ, reason="needs CONTAINERD2_BIN: containerd 2"),
     pytest.mark.skipif(
         bool(kubeadm_in_machine.lacking()),
-        reason=f"needs KUBE_BIN: a folder with v1.36 of {kubeadm_in_machine.lacking()}",
+        reason=f"needs {kubeadm_in_machine.lacking()}",
     ),
 ]
 
