@@ -111,7 +111,7 @@ def test_an_empty_dir_by_quota_and_by_walk(tmp_path: Path) -> None:
         f"""
         import pathlib, time
         sys.path[:0] = [{str(ROOT)!r}]
-        from engine.host import project_quota
+        from engine.host.disks import project_quota
         from engine.host.trees import disk_usage
         from tests.eviction.quota_scene import mounted
         volume = mounted(pathlib.Path(SCRATCH), "ext4") / "v"

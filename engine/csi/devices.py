@@ -17,7 +17,7 @@ from engine.csi.driver_calls import DriverCapabilities
 from engine.csi.on_disk import Published, Staged, clearing, listed, make
 from engine.csi.volume import CsiVolume
 from engine.csi.volume_data import VolumeData
-from engine.host.loop_devices import detach_loop_devices
+from engine.host.disks.loop_devices import detach_loop_devices
 from engine.host.mounts import clear_mount, unmount_top
 from engine.host.safe_open import opened_parent
 from engine.host.trees import remove_beneath

@@ -21,7 +21,8 @@ from engine.csi.file_systems import FileSystems
 from engine.csi.on_disk import OnDisk, Published, Staged
 from engine.csi.volume import CsiVolume
 from engine.csi.volume_data import VolumeData
-from engine.host.tasks import Tasks, to_own_thread
+from engine.host.tasks import Tasks
+from engine.host.threads import to_own_thread
 from engine.plugins.retries import RETRIES
 
 log = logging.getLogger("kubengine.csi")

@@ -25,7 +25,7 @@ from engine.eviction.local_storage import is_local_ephemeral
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage
 from engine.host.cgroupfs.mounts import Mounts
 from engine.host.cgroupfs.usage import CgroupUsage
-from engine.host.project_quota import volume_usage
+from engine.host.disks.project_quota import volume_usage
 from engine.host.trees import disk_usage
 from engine.wire import cri_v1_pb2 as cri
 

@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
-from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError
@@ -31,45 +27,6 @@ COALESCE_SECONDS = 0.05
 log = logging.getLogger("kubengine.tasks")
 
 Work = Callable[[], Coroutine[Any, Any, None]]
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
-
-async def to_own_thread(
-    work: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
-) -> _Result:
-    """Do as `asyncio.to_thread` does, in a thread that no other work waits for.
-
-    The threads of `asyncio.to_thread` are few, and all of the agent's file operations share them. Work that
-    may never return, on files of a server that is gone, or that takes hours, would stop the whole node.
-    """
-    run = partial(copy_context().run, work, *args, **kwargs)
-    return await asyncio.get_running_loop().run_in_executor(_OWN_THREADS, run)
-
-
-class _OwnThreads(Executor):
-    """Start a thread for each call: a daemon, so that the agent can end while the work does not."""
-
-    def submit(
-        self, work: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
-    ) -> Future[_Result]:
-        future: Future[_Result] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = work(*args, **kwargs)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        threading.Thread(target=run, name="own-thread", daemon=True).start()
-        return future
-
-
-_OWN_THREADS = _OwnThreads()
 
 
 class Completion:

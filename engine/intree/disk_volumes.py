@@ -22,14 +22,15 @@ import msgspec
 from engine.api.duration import RetryDelays
 from engine.api.errors import KubengineError, Refused
 from engine.api.struct import PartlyShown
-from engine.host.formatting import DEFAULT_KIND, format_and_mount
-from engine.host.loop_devices import detach_loop_devices
+from engine.host.disks.formatting import DEFAULT_KIND, format_and_mount
+from engine.host.disks.loop_devices import detach_loop_devices
 from engine.host.mountinfo import device_at, is_mount_point, mounted
 from engine.host.mounts import bind, clear_mount, restrict
 from engine.host.safe_open import opened_parent
 from engine.host.selinux import mount_option
 from engine.host.shared_trees import share_tree
-from engine.host.tasks import Tasks, to_own_thread
+from engine.host.tasks import Tasks
+from engine.host.threads import to_own_thread
 from engine.intree.commands import unmount
 from engine.intree.paths import plugin_directory, pod_devices, pod_volume
 

@@ -11,12 +11,13 @@ import fcntl
 import json
 import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from engine.api.errors import InvalidInput, Refused
 from engine.host.network_namespace import CLONE_NEWNET, socket_in
+from engine.host.threads import started_pool
 
 if TYPE_CHECKING:
     from engine.cri.client import RuntimeClient
@@ -117,8 +118,8 @@ async def _resolve(host: str, port: int) -> list[Any]:
 
 
 @cache
-def _resolvers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_RESOLVERS, "host-names")
+def _resolvers() -> Executor:
+    return started_pool(MAX_RESOLVERS, "host-names")
 
 
 def _path(spec: dict[str, Any]) -> str:

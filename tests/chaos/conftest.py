@@ -91,7 +91,10 @@ class Member:
     async def wait_for_renewals(self, times: int = 3) -> None:
         """Wait until the lease was renewed `times` times from now on. Fails if the agent ends."""
         wanted = self.renewals + times
-        await eventually(lambda: self.renewals >= wanted or self.agent.status is not None)
+        try:
+            await eventually(lambda: self.renewals >= wanted or self.agent.status is not None)
+        except AssertionError as late:
+            raise AssertionError(f"{late}; the agent's log ends with {self.agent.log()[-4000:]}") from None
         assert self.agent.status is None, self.agent.log()[-4000:]
 
     async def container(self, pod: str) -> Object:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.csi.paths import attachment_name, device_data, pods_devices, published_devices, staged_device
-from engine.host.loop_devices import loop_devices
+from engine.host.disks.loop_devices import loop_devices
 from engine.host.mounts import bind
 from engine.runtime.hollow import HollowRuntime
 from tests.cluster_rig import Object

@@ -18,7 +18,7 @@ from engine.api.pod import Container, EmptyDirVolume, Pod, Volume, VolumeMount
 from engine.api.quantity import Quantity
 from engine.cri.paths import project_record
 from engine.eviction.manager import EvictablePods, EvictionManager
-from engine.host.project_quota import kept_project, volume_usage
+from engine.host.disks.project_quota import kept_project, volume_usage
 from engine.host.trees import disk_usage
 from engine.metrics import Registry
 from engine.node.volumes.pod_volumes import PodVolumes

@@ -14,7 +14,7 @@ import pytest
 from engine.api.errors import InvalidInput
 from engine.api.pod import EmptyDirVolume, Volume
 from engine.cri.paths import project_record
-from engine.host.project_quota import volume_usage
+from engine.host.disks.project_quota import volume_usage
 from engine.host.trees import disk_usage
 from engine.metrics import Registry
 from engine.node.volumes.pod_volumes import PodVolumes

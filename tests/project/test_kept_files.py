@@ -35,7 +35,7 @@ from engine.dra.checkpoint import decode as claims_decode
 from engine.dra.checkpoint import encode as claims_encode
 from engine.dra.table import ClaimState, PreparedDevice
 from engine.host.checksummed_file import keep, unsealed
-from engine.host.project_quota import keep_project, kept_project
+from engine.host.disks.project_quota import keep_project, kept_project
 from engine.host.state_file import StateFile
 from engine.images import records_file
 from engine.images.records import ImageRecords
@@ -242,7 +242,7 @@ KEPT = [
         lambda d: [(c.id, c.created_at, c.config) for c, _ in _state(d).load_containers({"s": SANDBOX})],
     ),
     Kept(
-        "host/project_quota.py",
+        "host/disks/project_quota.py",
         "project",
         lambda d: keep_project(d / "project", 1_048_577),
         lambda d: kept_project(d / "project"),

@@ -20,6 +20,7 @@ from engine.cli.agent.paths import default_socket
 from engine.cli.agent.start_up import tune_garbage_collection
 from engine.host.notify import ServiceManager, beat
 from engine.host.stopping import stop_all
+from engine.host.threads import start_shared_threads
 from engine.hostsetup.host_places import HostPlaces
 from engine.node import Node
 from engine.node.images.access import CredentialPrograms
@@ -115,6 +116,7 @@ class AgentProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
+        start_shared_threads()
         try:
             self.node.claim()
             # Before the runtime starts: a second agent on the same root must fail before it changes anything.

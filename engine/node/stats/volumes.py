@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +19,8 @@ from engine.api.pod import Pod, Volume
 from engine.api.timestamps import rfc3339
 from engine.cri.paths import project_record
 from engine.csi.usage import PATIENCE_SECONDS, VolumeMeasurement
-from engine.host.project_quota import volume_usage
+from engine.host.disks.project_quota import volume_usage
+from engine.host.threads import in_own_thread
 from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.claims import claim_name, in_tree_source, is_csi_volume
 from engine.node.volumes.csi_storage import CsiStorage
@@ -176,24 +176,19 @@ class _RemoteFileSystems:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[Path, threading.Thread] = {}
+        self._asked: dict[Path, Future[dict[str, int]]] = {}
 
     def of(self, path: Path) -> dict[str, int] | None:
         """Return the figures of the file system of a path; None without an answer in time."""
         before = self._asked.get(path)
-        if before is not None and before.is_alive():
+        if before is not None and not before.done():
             return None
-        answer: list[dict[str, int]] = []
-
-        def ask() -> None:
-            with suppress(OSError):
-                answer.append(file_system(path))
-
-        self._asked = {each: thread for each, thread in self._asked.items() if thread.is_alive()}
-        thread = self._asked[path] = threading.Thread(target=ask, name=f"statfs {path}", daemon=True)
-        thread.start()
-        thread.join(PATIENCE_SECONDS)
-        return answer[0] if answer else None
+        self._asked = {each: answer for each, answer in self._asked.items() if not answer.done()}
+        answer = self._asked[path] = in_own_thread(file_system, path)
+        try:
+            return answer.result(PATIENCE_SECONDS)
+        except OSError:  # which a timeout is, too
+            return None
 
 
 _REMOTE: Final = _RemoteFileSystems()

@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.api.pod import Pod
 from engine.cri.records import ContainerRecord
 from engine.host.safe_open import opened_parent, read_regular
-from engine.host.tasks import to_own_thread
+from engine.host.threads import to_own_thread
 
 MAX_FILE_BYTES = 4096
 MAX_LOG_BYTES = 2048

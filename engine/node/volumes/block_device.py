@@ -15,7 +15,7 @@ from engine.api.errors import InvalidInput, Refused
 from engine.api.objects.storage import LocalVolume
 from engine.api.pod import Container, Pod
 from engine.cri.paths import LOCAL_VOLUME
-from engine.host.loop_devices import detach_loop_devices
+from engine.host.disks.loop_devices import detach_loop_devices
 from engine.host.mounts import clear_mount
 from engine.host.safe_open import opened_parent
 from engine.node.volumes.claims import claim_name, is_read_only

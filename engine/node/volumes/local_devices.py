@@ -70,7 +70,7 @@ class LocalDevices:
         with refusing(name, INITIALIZING):
             if not await asyncio.to_thread(_is_device, volume):
                 return Path(volume.path)
-        from engine.host.formatting import DEFAULT_KIND, FilesystemMismatch, format_and_mount
+        from engine.host.disks.formatting import DEFAULT_KIND, FilesystemMismatch, format_and_mount
 
         target, kind = self._mounts / name, volume.fs_type or DEFAULT_KIND
         async with self._lock(name):
@@ -99,7 +99,7 @@ class LocalDevices:
         try:
             if bound.block or not await asyncio.to_thread(_is_device, bound.source):
                 return
-            from engine.host.formatting import grow_file_system
+            from engine.host.disks.formatting import grow_file_system
 
             async with self._lock(bound.name):
                 await grow_file_system(Path(bound.source.path), self._mounts / bound.name)

@@ -19,7 +19,7 @@ from engine.api.resources import MEMORY
 from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
 from engine.host.mounts import is_mount, unmount_below
 from engine.host.selinux import SELinux
-from engine.host.tasks import to_own_thread
+from engine.host.threads import to_own_thread
 from engine.host.trees import remove_tree
 from engine.metrics import Registry
 from engine.node.volumes import agent_written, block_device, empty_dir, local, sub_path

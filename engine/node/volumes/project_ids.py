@@ -15,7 +15,7 @@ from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.quantity import decimal
 from engine.cri.paths import EMPTY_DIR, project_record, volume_path
-from engine.host import project_quota
+from engine.host.disks import project_quota
 from engine.metrics import Registry
 
 NONE: Final = "none"

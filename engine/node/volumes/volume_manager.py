@@ -27,7 +27,7 @@ from engine.api.pod import Pod, Volume
 from engine.api.quantity import Quantity
 from engine.host.node_context import NodeContext
 from engine.host.selinux import takes_labels
-from engine.host.tasks import to_own_thread
+from engine.host.threads import to_own_thread
 from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.claims import (

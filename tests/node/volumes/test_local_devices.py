@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.host.loop_devices import loop_devices
+from engine.host.disks.loop_devices import loop_devices
 from engine.host.mountinfo import mounted, mounts_below
 from engine.host.mounts import bind
 from engine.runtime.hollow import HollowRuntime
