@@ -35,7 +35,7 @@ from engine.eviction.cleanup import NO_COLLECTORS, Cleanup, GarbageCollectors
 from engine.eviction.contention import FILES, StallReader, contentions, most_waiting
 from engine.eviction.explain import explain
 from engine.eviction.layout import is_disk, measured_parts, with_container_filesystem
-from engine.eviction.measure import PodCgroup, PodMeter
+from engine.eviction.measure import PatientMeter, PodCgroup, PodMeter
 from engine.eviction.node_conditions import node_conditions
 from engine.eviction.notifier import MemoryNotifiers
 from engine.eviction.pressure import CONDITIONS, Pressure, PressureTracker
@@ -119,14 +119,14 @@ class EvictionManager:
         self._stalls = StallReader(names, view.mounts, view.pods_cgroup or view.cgroup)
         self.reader = self._create_reader(view, self._swap_allowed(pods.swap_limit), stall=bool(stall))
         self.meter = self._create_meter(view)
+        self._limit_meter = PatientMeter(self.meter)
         self.tracker = PressureTracker(self._configured, float(config.eviction_pressure_transition_period))
         self._decisions.remembered["pressure"] = self.tracker.remembered
         self._since: dict[str, float] = dict.fromkeys((*CONDITIONS, *names), self._clock())
         self._layout_known = False
         self._ask_layout_at = self._limits_checked = float("-inf")
-        self._wake = asyncio.Event()
+        self._wake, self._task = asyncio.Event(), context.tasks.task("eviction")
         self._notifiers = MemoryNotifiers(self.reader, self._configured, self._wake.set)
-        self._task = context.tasks.task("eviction")
         self._cleanup = Cleanup(
             context, self.reader, self.tracker, collectors=collectors, monotonic=monotonic
         )
@@ -200,6 +200,7 @@ class EvictionManager:
     async def stop(self) -> None:
         """Stop waiting for evictions in progress."""
         await self._task.stop()
+        await self._limit_meter.stop()
         await self._kills.stop()
         self._notifiers.stop()
         self._stalls.close()
@@ -409,9 +410,11 @@ class EvictionManager:
         limited = [pod for pod in pods if local_storage.has_limits(pod) and not is_critical(pod)]
         if not limited:
             return []
-        usage = await self.meter.whole(limited)
+        usage = await self._limit_meter.whole(limited)
         evicted = []
         for pod in limited:
+            if pod.uid not in usage:
+                continue
             over = local_storage.exceeded(
                 pod, usage[pod.uid], dedicated_imagefs=self.reader.layout != "shared"
             )

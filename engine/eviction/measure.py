@@ -30,6 +30,8 @@ from engine.host.trees import disk_usage
 from engine.wire import cri_v1_pb2 as cri
 
 STATS_TIMEOUT: Final = 10.0
+WALK_SECONDS: Final = 2.0
+"""Seconds for which a round of evictions waits while files are walked."""
 _RUNNING: Final = cri.ContainerFilter(state=cri.ContainerStateValue(state=cri.CONTAINER_RUNNING))
 
 PodCgroup = Callable[[str], str | None]
@@ -137,6 +139,32 @@ class PodMeter:
                 size, inodes, counted = volume_usage(path, project_record(path))
                 found[volume.name] = Disk(size, inodes)
                 usage.by_quota += [volume.name] * counted
+
+
+class PatientMeter:
+    """Measure pods without holding up the caller: millions of files take minutes to walk."""
+
+    def __init__(self, meter: PodMeter) -> None:
+        self._meter = meter
+        self._measuring: asyncio.Future[dict[str, PodUsage]] | None = None
+
+    async def whole(self, pods: Sequence[Pod]) -> dict[str, PodUsage]:
+        """Return the usage by uid; nothing after `WALK_SECONDS`, and a later call returns the result, which
+        may lack pods.
+        """
+        if self._measuring is None:
+            self._measuring = asyncio.ensure_future(self._meter.whole(pods))
+        await asyncio.wait({self._measuring}, timeout=WALK_SECONDS)
+        if not self._measuring.done():
+            return {}
+        measured, self._measuring = self._measuring, None
+        return measured.result()
+
+    async def stop(self) -> None:
+        """Stop waiting for a measurement that is under way."""
+        if self._measuring is not None:
+            self._measuring.cancel()
+            await asyncio.wait({self._measuring})
 
 
 def _or_none(read: Callable[[], int]) -> int | None:

@@ -16,8 +16,12 @@ from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import AdmissionRejected
+from engine.api.pod import EmptyDirVolume, Volume
+from engine.api.quantity import Quantity
+from engine.eviction import measure
 from engine.eviction.manager import EvictablePods, EvictionManager
 from engine.eviction.readings import NodeView, SignalReader
+from engine.eviction.usage import Disk, PodUsage
 from engine.metrics import Registry
 from tests.contexts import node_context
 from tests.eviction.private_node import MIB, PrivateNode, make_pod
@@ -73,6 +77,33 @@ async def test_memory_pressure_evicts_in_order_one_at_a_time(node, tmp_path):
         reasons = [event.reason for event in manager.events]
         assert reasons.count("Evicted") == 2
         assert reasons.index("EvictionThresholdMet") < reasons.index("Evicted")
+
+
+async def test_a_walk_through_many_files_does_not_hold_up_an_eviction_for_memory(
+    node, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(measure, "WALK_SECONDS", 0.05)
+    full = make_pod("full")
+    empty_dir = EmptyDirVolume(size_limit=Quantity.parse("1Mi"))
+    full.spec.volumes = [Volume(name="scratch", empty_dir=empty_dir)]
+    eater = make_pod("eater", priority=-1)
+    node.run(full, mib=10)
+    node.run(eater, mib=120)
+    walked = asyncio.Event()
+    async with managed(node, tmp_path, eviction_hard={"memory.available": "100Mi"}) as manager:
+        whole = manager.meter.whole
+
+        async def slow(pods, *, files=True, **how):
+            if files:
+                await walked.wait()
+                return {full.uid: PodUsage(volumes={"scratch": Disk(2 * MIB, 1)})}
+            return await whole(pods, files=files, **how)
+
+        manager.meter.whole = slow
+        assert await manager.synchronize() == [eater]
+        walked.set()
+        await asyncio.sleep(0.3)
+        assert await manager.synchronize() == [full]
 
 
 async def test_condition_appears_refuses_and_clears_after_the_transition_period(node, tmp_path):
