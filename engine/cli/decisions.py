@@ -22,8 +22,10 @@ PATH = "/kubengine/decisions"
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", hidden=True)
 @agent_option
 def command(agent: AgentClient, follow: bool, pod: str | None, as_json: bool, output: str) -> None:
-    """Show admissions, preemptions, evictions, image collections, restarts, resizes and device
-    assignments.
+    """Show what the agent decided.
+
+    Decisions are about admissions, preemptions, evictions and pressure, restarts, resizes, image pulls,
+    collections of images and containers, and assignments of devices, CPUs and memory.
     """
     query = {"pod": pod} if pod else {}
     for decision in _followed(agent, query) if follow else _held(agent, query):
