@@ -87,6 +87,13 @@ def test_changes_are_rows(after, expected, headline, tmp_path):
     assert answer.headline == headline
 
 
+def test_fields_of_a_node_keep_the_order_of_its_object(tmp_path):
+    """The order of a set of their names would differ between processes."""
+    taints = [{"key": f"key{number}", "effect": "NoSchedule"} for number in range(9)]
+    _, rows = changes(tmp_path, BASE, [node("n1", taints=taints), *BASE[1:]])
+    assert [row[2] for row in rows] == [f"taint key{number}" for number in range(9)]
+
+
 def test_ended_pods_have_gone(tmp_path):
     ended = pod("b", "n2")
     ended["status"]["phase"] = "Succeeded"

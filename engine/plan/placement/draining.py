@@ -129,7 +129,7 @@ class DrainSimulation:
         return tuple(victim for victim in victims if not self._bound[victim])
 
     def _preempt(self, node: int, victims: tuple[int, ...]) -> None:
-        """Take victims off a node; those that belong to it alone stay without a node."""
+        """Remove victims from a node; those that belong to it alone stay without a node."""
         for victim, request in zip(
             victims, request_matrix(self._snapshot, np.array(victims, np.int64)), strict=True
         ):

@@ -74,7 +74,7 @@ class SchedulerFilters:
         self._ready: Nodes = ready & snapshot.nodes["known"].to_numpy(zero_copy_only=False)
 
     def remove_pod(self, row: int) -> None:
-        """Take a pod off its node, with all that it uses there."""
+        """Remove a pod from its node, with all that it uses there."""
         node = self.topology.node_of(row)
         self.topology.remove_pod(row)
         pod = self.pod(row)

@@ -1,4 +1,4 @@
-"""Look up which nodes have an image, and how large it is there.
+"""Find which nodes have an image, and how large it is there.
 
 The nodes of a cluster have millions of images together. Only a code for the names of each stays in memory.
 The nodes follow from how many images each has. The sizes follow from the names, if images with equal names

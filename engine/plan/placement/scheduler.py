@@ -107,7 +107,7 @@ class PodScheduler:
             self._filters.add_pod(row, source)
 
     def remove_pod(self, row: int, node: int, request: NDArray[np.int64]) -> None:
-        """Take a pod and its requests off its node."""
+        """Remove a pod and its requests from its node."""
         self._update(row, node, request, -1)
         if self._filters is not None:
             self._filters.remove_pod(row)

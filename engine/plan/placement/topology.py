@@ -108,7 +108,7 @@ class PodTopology:
         return namespace
 
     def remove_pod(self, row: int) -> None:
-        """Take a pod off its node."""
+        """Remove a pod from its node."""
         self._node[row] = NO_NODE
 
     def add_pod(self, row: int, node: int) -> None:

@@ -1,8 +1,7 @@
-"""Define the questions that a plan answers: one file each, a function from a snapshot and parameters to an
-answer.
+"""Define the questions that a plan answers, one per module: a function of a snapshot and parameters.
 
-Each calls the kernels and decisions of the package that owns the rule. A question states a rule of its own
-only where no node makes the decision (placement in `drain`), and then the answer says so.
+A question calls the kernels and decisions of the package that owns the rule. It states a rule of its own only
+where no node makes the decision, and then a note of the answer says so.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from engine.plan.reading.requested_pods import check_resources
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Describe a question. `per_node`: each node's rows depend on that node alone, so nodes can be split into
-    shards.
+    """Describe a question: its `function` of a snapshot and parameters, and a `summary` for people.
 
-    `check` examines all nodes before they are split: it returns notes, or raises `InvalidInput`.
+    With `per_node`, the rows of a node depend on that node alone, so nodes can be split into shards. `check`
+    sees all nodes before they are split; it returns notes, or raises `InvalidInput`.
     """
 
     name: str

@@ -18,21 +18,23 @@ class AdmitParameters(PodParameters, kw_only=True, forbid_unknown_fields=True):
 
 
 def admit(snapshot: Snapshot, parameters: AdmitParameters) -> Answer:
-    """Return per node and pod `admits` (amount: how many, one after another) with the limiting check, or
-    `refuses`.
+    """Return per node and pod `admits` (amount: how many copies fit, one after another; reason: the check
+    that excludes the next one) or `refuses` (reason: the check that fails).
     """
     rows = Rows(snapshot.node_names)
     pods = requested_pods(snapshot, parameters)
     use = node_use(snapshot)
     for pod in pods:
-        _ask(rows, use, pod)
+        _add_pod(rows, use, pod)
     return rows.answer(sort=True)
 
 
-def _ask(rows: Rows, use: NodeUse, pod: Pod) -> None:
+def _add_pod(rows: Rows, use: NodeUse, pod: Pod) -> None:
+    """Add a row for one pod on each node."""
     checked = fit(use, pod)
     fits, first = checked.copies()
     names = [f"OutOf{name}" for name in checked.resources]
+    # A second copy would use the same host ports.
     if any(True for _ in host_ports(pod)):
         first = np.where(fits > 1, len(names), first)
         names.append("NodePorts")

@@ -1,7 +1,7 @@
-"""Compute the cgroup values of a snapshot's pods, containers and QoS levels.
+"""Compute the cgroup values of all pods, containers and QoS levels of a snapshot.
 
-The kernel behind `engine.cgroups.formulas.bulk` does the arithmetic. A node's settings apart from amounts
-form a `Profile`; there are few, and the kernel runs once for each.
+The kernel of `engine.cgroups.formulas.bulk` does the arithmetic. The settings of a node without its amounts
+are a `Profile`. A cluster has few distinct profiles, and the kernel runs once for each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Column = NDArray[np.int64]
 
 
 class Profile(NamedTuple):
-    """Hold a node's settings without its amounts."""
+    """Hold the cgroup settings of a node without its capacity and allocatable."""
 
     pods: PodRules
     containers: ContainerRules
@@ -47,12 +47,13 @@ class Profile(NamedTuple):
 class CgroupColumns:
     """Hold the cgroup values of a cluster as columns.
 
-    profile     int64[nodes]   which of `profiles` a node has
-    values         as the kernel gives them: int64[5, pods], int64[7, containers], int64[7, nodes]
-    owner          int64[containers]  the pod's row; `names` are the containers' own
-    capacity       int64[nodes]   milli-CPU, -1 unknown
-    level_limited  bool[nodes]    whether a reservation limits the levels' memory
-    root           int64[nodes]   which of `roots`, the values of the cgroup of all pods, a node has
+    profile        int64[nodes]       the index in `profiles`
+    values         as the kernel returns them: int64[5, pods], int64[7, containers], int64[7, nodes]
+    owner          int64[containers]  the row of the pod
+    names          string[containers] the name of the container
+    capacity       int64[nodes]       milli-CPU, -1 unknown
+    level_limited  bool[nodes]        whether `qosReserved` limits the memory of the QoS levels
+    root           int64[nodes]       the index in `roots`, the values of the cgroup of all pods
     """
 
     profiles: list[Profile]
@@ -73,15 +74,57 @@ def cgroup_columns(
     formula: WeightFormula,
     rows: Rows,
 ) -> CgroupColumns:
-    """Compute the values of every placed pod. Raise `InvalidInput` for an invalid configuration."""
-    nodes = snapshot.node_count
+    """Compute the cgroup values of all placed pods under a cgroup version and a cpu.weight formula.
+
+    Limits that are clamped are noted in `rows`. Raise `InvalidInput` for an invalid configuration.
+    """
     cpu, memory = (_capacity(snapshot, name) for name in ("cpu", "memory"))
-    number: dict[Profile, int] = {}
-    pids = snapshot.reading("pid_max")
+    nodes = _resolve(configurations, cpu, memory, snapshot.reading("pid_max"), version)
+    containers, owner, names = _containers(snapshot)
+    columns = snapshot.tables.columns
+    columns = msgspec.structs.replace(columns, limits=_bounded(columns.limits, rows))
+    count = snapshot.placed
+    shapes = ((5, count), (7, len(owner)), (7, snapshot.node_count))
+    found = BulkValues(*(np.zeros(shape, np.int64) for shape in shapes))
+    limited = np.zeros(snapshot.node_count, np.bool_)
+    for index, profile in enumerate(nodes.profiles):
+        # The kernel computes every pod under this profile; the values of other nodes' pods are discarded.
+        bulk = BulkCgroups(*profile, formula)
+        out = bulk.values(columns, count, containers, np.maximum(memory, 0), nodes.allocatable)
+        of_nodes = nodes.profile == index
+        of_pods = of_nodes[columns.node[:count]]
+        of_containers = of_pods[owner]
+        found.pods[:, of_pods] = out.pods[:, of_pods]
+        found.containers[:, of_containers] = out.containers[:, of_containers]
+        found.levels[:, of_nodes] = out.levels[:, of_nodes]
+        limited |= of_nodes & (profile.levels.reserved_percent is not None) & (nodes.allocatable > 0)
+    return CgroupColumns(
+        nodes.profiles, nodes.profile, found, owner, names, cpu, limited, nodes.roots, nodes.root
+    )
+
+
+class _NodeSettings(NamedTuple):
+    """Hold the distinct profiles and root cgroups, and int64[nodes] each: the index of a node's profile, the
+    bytes of memory that it can allocate, and the index of its root cgroup.
+    """
+
+    profiles: list[Profile]
+    roots: list[GroupValues]
+    profile: Column
+    allocatable: Column
+    root: Column
+
+
+def _resolve(
+    configurations: NodeConfigurations, cpu: Column, memory: Column, pids: Column, version: int
+) -> _NodeSettings:
+    """Return the settings of each node from its configuration and its capacity, int64[nodes] each."""
+    index_of_profile: dict[Profile, int] = {}
     resolved: dict[tuple[str, int, int, int], tuple[int, int, int]] = {}
     roots: list[GroupValues] = []
-    profile, allocatable, root = (np.zeros(nodes, np.int64) for _ in range(3))
-    for node in range(nodes):
+    profile, allocatable, root = (np.zeros(len(cpu), np.int64) for _ in range(3))
+    for node in range(len(cpu)):
+        # Nodes with equal configurations and capacities, which are most, are resolved once.
         key = configurations.key(node), int(cpu[node]), int(memory[node]), int(pids[node])
         if key not in resolved:
             amounts = dict(zip((CPU, MEMORY, PID), key[1:], strict=True))
@@ -90,30 +133,15 @@ def cgroup_columns(
                 {name: amount for name, amount in amounts.items() if amount >= 0},
                 cgroup_v2=version == 2,
             )
-            mine = number.setdefault(_profile(settings), len(number))
-            resolved[key] = mine, settings.node.allocatable().get(MEMORY, ZERO).value, len(roots)
+            index = index_of_profile.setdefault(_profile(settings), len(index_of_profile))
+            resolved[key] = index, settings.node.allocatable().get(MEMORY, ZERO).value, len(roots)
             roots.append(settings.root_values())
         profile[node], allocatable[node], root[node] = resolved[key]
-    containers, owner, names = _containers(snapshot)
-    columns = snapshot.tables.columns
-    columns = msgspec.structs.replace(columns, limits=_bounded(columns.limits, rows))
-    count = snapshot.placed
-    found = BulkValues(*(np.zeros((r, n), np.int64) for r, n in ((5, count), (7, len(owner)), (7, nodes))))
-    limited = np.zeros(nodes, np.bool_)
-    for rules, index in number.items():
-        bulk = BulkCgroups(*rules, formula)
-        out = bulk.values(columns, count, containers, np.maximum(memory, 0), allocatable)
-        here = profile == index
-        of_pods = here[columns.node[:count]]
-        found.pods[:, of_pods] = out.pods[:, of_pods]
-        of_containers = of_pods[owner]
-        found.containers[:, of_containers] = out.containers[:, of_containers]
-        found.levels[:, here] = out.levels[:, here]
-        limited |= here & (rules.levels.reserved_percent is not None) & (allocatable > 0)
-    return CgroupColumns(list(number), profile, found, owner, names, cpu, limited, roots, root)
+    return _NodeSettings(list(index_of_profile), roots, profile, allocatable, root)
 
 
 def _profile(settings: CgroupSettings) -> Profile:
+    """Return the settings with their amounts set to 0, so that nodes of different sizes compare equal."""
     return Profile(
         settings.pods,
         msgspec.structs.replace(settings.containers, memory_capacity=0, allocatable_memory=0),
@@ -122,13 +150,16 @@ def _profile(settings: CgroupSettings) -> Profile:
 
 
 def _capacity(snapshot: Snapshot, resource: str) -> Column:
+    """Return int64[nodes]: the capacity, or allocatable where a node does not report it."""
     capacity = snapshot.allocatable(resource, "capacity")
     known: Column = np.where(capacity < 0, snapshot.allocatable(resource), capacity)
     return known
 
 
 def _bounded(limits: Column, rows: Rows) -> Column:
-    """Clamp limits to the range that the kernel takes, and note the clamped ones."""
+    """Return the limits, int64[3, pods], clamped to the range of the kernel; note how many pods are
+    concerned.
+    """
     bounds = np.array([[MAX_MILLI], [MAX_BYTES], [MAX_BYTES]])
     beyond = int((limits > bounds).any(axis=0).sum())
     if not beyond:
@@ -141,7 +172,10 @@ def _bounded(limits: Column, rows: Rows) -> Column:
 
 
 def _containers(snapshot: Snapshot) -> tuple[ContainerColumns, Column, pa.Array]:
-    """Return the containers of all placed pods: each template's, decoded once, expanded to its pods."""
+    """Return the containers of all placed pods, the row of the pod of each, and their names.
+
+    Each template is decoded once, and its containers are repeated for each of its pods.
+    """
     template, qos = snapshot.column("template"), snapshot.column("qos")
     used, number = np.unique(template, return_inverse=True)
     specs = snapshot.templates["spec"].take(pa.array(used)).to_pylist()
@@ -167,6 +201,8 @@ def _containers(snapshot: Snapshot) -> tuple[ContainerColumns, Column, pa.Array]
 
 
 def spread(starts: Column, counts: Column) -> Column:
-    """Return `starts[i], starts[i] + 1, …`, `counts[i]` of them, one after another."""
+    """Return int64[sum of counts]: `counts[i]` consecutive numbers from `starts[i]` on, for each i in
+    order.
+    """
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))

@@ -1,9 +1,8 @@
-"""Find faults among a node's cgroup values: pods that get less than they should although all formulas were
-followed.
+"""Find pods that get less CPU or memory than they should, although every cgroup value follows its formula.
 
-CPU under full contention is divided by weight, level by level: first among the Guaranteed pods and the
-Burstable and BestEffort levels, then among the pods of a level. This gives the CPU that each pod really
-gets.
+When all pods contend, the kernel divides CPU by weight, level by level: first among the Guaranteed pods and
+the cgroups of Burstable and BestEffort pods, then among the pods of each cgroup. From this follows the CPU
+that each pod gets, which is compared with its request.
 """
 
 from __future__ import annotations
@@ -17,12 +16,16 @@ from engine.plan.answers.answer import Rows
 from engine.tables import BEST_EFFORT, BURSTABLE, GUARANTEED
 
 TOLERANCE = 0.02
+"""Share of its request that a pod may miss without a fault: weights are integers, so division is uneven."""
 
 
 @dataclass(frozen=True)
 class NodeShares:
-    """Hold one node's pods: class, weight (or shares), milli-CPU requested, memory used in bytes (-1
-    unknown); and the levels' weights and memory limits (None: not limited).
+    """Hold the cgroup values of one node and its pods.
+
+    Per pod: `qos` class, cpu `weight` (or shares), `request` in milli-CPU, and memory `usage` in bytes, -1
+    unknown. Per level: weights, and memory limits in bytes, None without a limit. `cpu_milli` is the
+    capacity.
     """
 
     cpu_milli: int
@@ -37,37 +40,44 @@ class NodeShares:
 
 
 def contended(shares: NodeShares) -> NDArray[np.float64]:
-    """Return float64[pods]: milli-CPU of each pod when all pods want as much as they can get."""
+    """Return float64[pods]: the milli-CPU of each pod when every pod uses as much as it can get."""
     got = np.zeros(len(shares.qos), np.float64)
     guaranteed = shares.qos == GUARANTEED
     levels = ((BURSTABLE, shares.burstable_weight), (BEST_EFFORT, shares.best_effort_weight))
+    # The cgroup of a level without pods has no task, and takes no part in the division.
     present = [(level, weight) for level, weight in levels if (shares.qos == level).any()]
     total = float(shares.weight[guaranteed].sum()) + sum(weight for _, weight in present)
     if total <= 0:
         return got
     got[guaranteed] = shares.weight[guaranteed] / total * shares.cpu_milli
     for level, weight in present:
-        mine = shares.qos == level
-        inside = float(shares.weight[mine].sum())
+        of_level = shares.qos == level
+        inside = float(shares.weight[of_level].sum())
         if inside > 0:
-            got[mine] = shares.weight[mine] / inside * weight / total * shares.cpu_milli
+            got[of_level] = shares.weight[of_level] / inside * weight / total * shares.cpu_milli
     return got
 
 
 def lint_node(rows: Rows, node: int, shares: NodeShares, *, mixed: bool) -> None:
-    """Return rows of decision `lint`: the object gives the place, the reason the fault, the
-    amount its size.
+    """Add rows with the decision `lint`: the object is a cgroup or a number of pods, the reason is the fault,
+    and the amount is its size. `mixed` says that pods and containers have different cpu.weight formulas.
     """
     got = contended(shares)
+    # With more requested than there is, each pod gets less than its request, whatever the weights are.
     if 0 < shares.request.sum() <= shares.cpu_milli:
         missing = shares.request - got
         short = missing > np.maximum(shares.request * TOLERANCE, 1.0)
         for level, name in ((GUARANTEED, "Guaranteed"), (BURSTABLE, "Burstable")):
-            mine = short & (shares.qos == level)
-            if mine.any():
+            of_level = short & (shares.qos == level)
+            if of_level.any():
                 reason = f"{name} pods get less CPU than they request when all contend"
                 rows.add(
-                    node, "lint", f"{int(mine.sum())} pods", reason, int(missing[mine].sum()), "milli-CPU"
+                    node,
+                    "lint",
+                    f"{int(of_level.sum())} pods",
+                    reason,
+                    int(missing[of_level].sum()),
+                    "milli-CPU",
                 )
     inverted = inversions(shares.request, got)
     if inverted:
@@ -85,19 +95,20 @@ def lint_node(rows: Rows, node: int, shares: NodeShares, *, mixed: bool) -> None
         if limit <= 0:
             rows.add(node, "lint", name, "the reservation leaves this level no memory", limit, "bytes")
             continue
-        mine = (shares.qos == level) & (shares.usage > 0)
-        used = int(shares.usage[mine].sum())
+        of_level = (shares.qos == level) & (shares.usage > 0)
+        used = int(shares.usage[of_level].sum())
         if used > limit:
             rows.add(node, "lint", name, "the level uses more memory than its limit", used - limit, "bytes")
 
 
 def inversions(request: NDArray[np.int64], got: NDArray[np.float64]) -> int:
-    """Return pods that get less than some pod that requests at most half as much."""
+    """Return how many pods get less milli-CPU than some pod that requests at most half as much."""
     asking = request > 0
     request, got = request[asking], got[asking]
     if not len(request):
         return 0
     order = np.argsort(request, kind="stable")
+    # `best[i]` is the most that any of the i + 1 smallest requests gets.
     ascending, best = request[order], np.maximum.accumulate(got[order])
     below = np.searchsorted(ascending, request // 2, side="right")
     return int(((below > 0) & (got < best[np.maximum(below - 1, 0)] - 1.0)).sum())

@@ -1,8 +1,8 @@
-"""Compute the values of pods, containers and QoS levels under another version, formula or configuration.
+"""Compute the cgroup files of pods, containers and QoS levels under another version, formula or
+configuration.
 
-`cgroup_columns` computes the values of the whole snapshot with the kernel of `engine.cgroups.formulas.bulk`;
-`engine.cgroups.interface_files` turns each distinct set of values into files; `cgroup_lint` finds faults
-among them.
+`cgroup_columns` computes the values of the whole snapshot, `engine.cgroups.interface_files` turns each
+distinct set of values into files, and `cgroup_lint` finds faults among the values.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class CgroupsParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 def cgroups(snapshot: Snapshot, parameters: CgroupsParameters) -> Answer:
-    """Return rows whose decision is the file (`cpu.weight`, `memory.max` …) and whose amount is its value (-1
-    with the unit `no limit` for a limit that is not set), the object a level, `namespace/pod` or
-    `namespace/pod:container`; `lint` rows name a fault.
+    """Return rows whose decision is a cgroup file (`cpu.weight`, `memory.max` …) and whose amount is its
+    value, -1 with the unit `no limit` for a limit that is not set. The object is a level, `namespace/pod` or
+    `namespace/pod:container`. Rows with the decision `lint` name a fault.
     """
     rows = Rows(snapshot.node_names)
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
-    configurations.note(rows)
+    configurations.add_notes(rows)
     files = FileRules(parameters.version, parameters.formula, controllers=CONTROLLERS)  # type: ignore[arg-type]
     columns = cgroup_columns(snapshot, configurations, parameters.version, parameters.formula, rows)
     labels = snapshot.pod_labels(np.arange(snapshot.placed)).cast(_TYPE)
@@ -85,6 +85,7 @@ def cgroups(snapshot: Snapshot, parameters: CgroupsParameters) -> Answer:
 
 
 def _add_levels(rows: Rows, columns: CgroupColumns, files: FileRules) -> None:
+    """Add the files of the cgroups of all pods and of the QoS levels, on each node."""
     nodes = columns.values.levels.shape[1]
     distinct, code = np.unique(
         np.vstack([columns.values.levels[:6], columns.level_limited, columns.root]),
@@ -97,20 +98,23 @@ def _add_levels(rows: Rows, columns: CgroupColumns, files: FileRules) -> None:
         written += [files.files(levels[level]) for level in LEVELS]
     count = len(LEVELS)
     codes = np.repeat(code.reshape(-1), count) * count + np.tile(np.arange(count), nodes)
-    levels_of = pa.DictionaryArray.from_arrays
+    dictionary_array = pa.DictionaryArray.from_arrays
     index = pa.array(np.tile(np.arange(count, dtype=np.int32), nodes))
     _add_files(
         rows,
         np.repeat(np.arange(nodes), count),
-        levels_of(index, pa.array([LEVEL_NAMES[level] for level in LEVELS])).cast(_TYPE),
-        levels_of(index, pa.array(LEVELS)),
+        dictionary_array(index, pa.array([LEVEL_NAMES[level] for level in LEVELS])).cast(_TYPE),
+        dictionary_array(index, pa.array(LEVELS)),
         codes,
         written,
     )
 
 
 def _level_values(values: list[int], root: GroupValues, *, limited: bool) -> dict[str, GroupValues]:
-    """Return a column of the kernel's level values as groups; `root` is what the node gives all pods."""
+    """Return the values of each level's cgroup from a column of the kernel's level values.
+
+    `root` is the cgroup of all pods. `limited` says whether the node reserves memory for the levels.
+    """
     shares, _weight, burstable, best_effort, root_protected, protected = values
     return {
         GUARANTEED: msgspec.structs.replace(
@@ -124,14 +128,17 @@ def _level_values(values: list[int], root: GroupValues, *, limited: bool) -> dic
 
 
 def _file(name: str, amount: int) -> dict[str, str]:
+    """Return a file with an amount; no file for 0."""
     return {name: str(amount)} if amount > 0 else {}
 
 
 def _add_pods(
     rows: Rows, snapshot: Snapshot, columns: CgroupColumns, labels: pa.Array, files: FileRules
 ) -> None:
+    """Add the files of the cgroup of each pod."""
     node = snapshot.column("node")
     profile = columns.profile[node]
+    # Pods with equal profile, template and QoS class have equal files, which are made once for all of them.
     templates = snapshot.templates.num_rows
     kind = (profile * templates + snapshot.column("template")) * len(QOS_NAMES) + snapshot.column("qos")
     guaranteed = snapshot.column("qos") == QOS_NAMES.index(GUARANTEED)
@@ -150,7 +157,7 @@ def _add_pods(
 
 
 def _pod_values(values: list[int], profile: Profile, *, guaranteed: bool) -> GroupValues:
-    """Return a column of the kernel's pod values as a group."""
+    """Return the values of a pod's cgroup from a column of the kernel's pod values."""
     shares, _weight, quota, memory, protected = values
     limited = quota != NONE
     return GroupValues(
@@ -171,7 +178,7 @@ def _add_files(
     codes: NDArray[np.int64],
     written: list[dict[str, str]],
 ) -> None:
-    """Add rows of the files of every object: those of `written[code]`."""
+    """Add a row for each file of each object: object i has the files `written[codes[i]]`."""
     names: dict[str, int] = {}
     flat = [
         (names.setdefault(name, len(names)), _amount(text))
@@ -198,12 +205,13 @@ def _add_files(
 
 
 def _amount(text: str) -> int:
+    """Return the first number of a file, -1 for no limit. (`cpu.max` has the period as second number.)"""
     first = text.split(maxsplit=1)[0] if text else "max"
     return UNLIMITED if first in ("max", "-1") else int(first)
 
 
 def _units(names: list[str], file: NDArray[np.int64], values: NDArray[np.int64]) -> pa.Array:
-    """Return the unit of each value of a file, which is a row number of `names`."""
+    """Return the unit of each value; `file`, int64[n], is an index of `names`."""
     units = [file_unit(name) for name in names]
     limits = np.array([bool(unit) for unit in units], bool)
     unlimited = limits[file] & (values == UNLIMITED)
@@ -211,6 +219,7 @@ def _units(names: list[str], file: NDArray[np.int64], values: NDArray[np.int64])
 
 
 def file_unit(name: str) -> str:
+    """Return the unit of the values of a cgroup file, "" for a plain number."""
     unit = "bytes" if name.startswith("memory.") else "µs" if name.startswith("cpu.") else ""
     return _UNITS.get(name, unit)
 
@@ -222,6 +231,9 @@ def _add_containers(
     labels: pa.Array,
     parameters: CgroupsParameters,
 ) -> None:
+    """Add the files of each container. Their values are columns already, so files need not be made from sets
+    of values, as for pods.
+    """
     shares, _weight, quota, limit, score, protected, high = columns.values.containers
     node = snapshot.column("node")[columns.owner]
     formula = parameters.container_formula or parameters.formula
@@ -241,10 +253,11 @@ def _add_containers(
         (MEMORY_LOW, protected, (protected != 0) & ~guaranteed),
         (MEMORY_HIGH, high, high != 0),
     )
-    there = np.stack([present for _, _, present in fields], axis=1)
-    row, field = np.nonzero(there)
-    values = np.stack([column for _, column, _ in fields], axis=1)[there]
+    written = np.stack([present for _, _, present in fields], axis=1)
+    row, field = np.nonzero(written)
+    values = np.stack([column for _, column, _ in fields], axis=1)[written]
     names = [name for name, _, _ in fields]
+    # The reason of oom_score_adj is the QoS class, that of a weight the formula; other files need none.
     reasons = ["", *QOS_NAMES, formula if parameters.version == 2 else ""]
     reason = np.where(
         names.index("oom_score_adj") == field, snapshot.column("qos")[columns.owner][row] + 1, 0
@@ -266,21 +279,24 @@ def _add_containers(
 def _lint(
     rows: Rows, snapshot: Snapshot, columns: CgroupColumns, parameters: CgroupsParameters, *, mixed: bool
 ) -> None:
+    """Add the faults of each node. Cgroup v1 divides CPU by shares (row 0 of the values), v2 by weight (row
+    1).
+    """
     share = 1 if parameters.version == 2 else 0
     best_effort = int(weight_table(parameters.formula)[MIN_SHARES]) if share else MIN_SHARES
     qos, request = snapshot.column("qos"), snapshot.per_pod("request/cpu")
     used, known = snapshot.usage("memory")
     used = np.where(known == 1, used, -1)
     for node in range(snapshot.node_count):
-        mine = slice(int(snapshot.offsets[node]), int(snapshot.offsets[node + 1]))
+        pods = slice(int(snapshot.offsets[node]), int(snapshot.offsets[node + 1]))
         levels = columns.values.levels[:, node].tolist()
         limited = columns.level_limited[node]
         shares = NodeShares(
             cpu_milli=int(columns.capacity[node]),
-            qos=qos[mine],
-            weight=columns.values.pods[share, mine],
-            request=request[mine],
-            usage=used[mine],
+            qos=qos[pods],
+            weight=columns.values.pods[share, pods],
+            request=request[pods],
+            usage=used[pods],
             burstable_weight=levels[share],
             best_effort_weight=best_effort,
             burstable_limit=levels[2] if limited else None,

@@ -1,7 +1,8 @@
-"""Compute on which nodes a ResourceClaim could be allocated, how often, and what fragments the devices.
+"""Compute on which nodes a ResourceClaim could be allocated, how often, and what prevents more.
 
-`engine.plan.claims` allocates as the scheduler v1.36 does, from the slices, claims and classes of the
-snapshot. Nodes are asked one by one: other requests of the claim's pod (CPU, memory) are ignored.
+`engine.plan.claims` allocates as the scheduler v1.36 does, from the ResourceSlices, ResourceClaims and
+DeviceClasses of the snapshot. Nodes are examined one by one. Other requests of the claim's pod (CPU, memory)
+are ignored.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from engine.plan.claims.selectors import SelectorError
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.objects import node_object
 
-MOST_TIMES = 1000
-"""Times that one claim is allocated on one node before counting ends."""
+MAX_ALLOCATIONS = 1000
+"""How often one claim is allocated on one node before counting ends."""
 LIMITS = "not checked: requests of the claims' pods, and constraints of pods on nodes"
 
 
@@ -48,15 +49,18 @@ class ClaimsParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 def claims(snapshot: Snapshot, parameters: ClaimsParameters) -> Answer:
-    """Return per node with matching devices: `free` (devices that are neither in use nor tainted), then for
-    each claim `allocates` (how often, one after another), `fragmented` (enough devices are free, but a
-    constraint, counter or capacity prevents it), `full`, or `unknown` if a selector fails for a device.
+    """Return for each node with matching devices `free` (amount: devices that are neither in use nor
+    tainted).
+
+    For each claim follows `allocates` (amount: how often, one after another), `fragmented` (enough devices
+    are free, but a constraint, counter or capacity prevents the allocation), `full`, or `unknown` if a
+    selector fails for a device. Raise `InvalidInput` for a claim that the allocator cannot handle.
     """
     rows = Rows(snapshot.node_names)
-    asked = _asked(parameters)
+    requested = _requested_claims(parameters)
     known = dynamic_resources(snapshot)
     demands = known.demands
-    for claim in asked:
+    for claim in requested:
         demands.check(claim.spec)
     inventory = known.inventory()
     if inventory.doubtful:
@@ -64,11 +68,12 @@ def claims(snapshot: Snapshot, parameters: ClaimsParameters) -> Answer:
     rows.note(LIMITS)
     for node, name in enumerate(snapshot.node_names):
         devices = inventory.of_node(name, node_object(snapshot, node).labels)
-        _Node(rows, node, devices, demands).ask(asked)
+        _Node(rows, node, devices, demands).add_claims(requested)
     return rows.answer(sort=True)
 
 
-def _asked(parameters: ClaimsParameters) -> list[PlannedClaim]:
+def _requested_claims(parameters: ClaimsParameters) -> list[PlannedClaim]:
+    """Return the claims of the manifest, or one per count of devices of the class."""
     if bool(parameters.file) == bool(parameters.device_class):
         raise InvalidInput("name a manifest with claims, or a device class", subject="file")
     if parameters.file:
@@ -91,7 +96,7 @@ def _asked(parameters: ClaimsParameters) -> list[PlannedClaim]:
 
 @dataclass
 class _Node:
-    """Hold one node, and the classes whose free devices its rows name already."""
+    """Add the rows of one node; `named` are the device classes that have a row `free` already."""
 
     rows: Rows
     node: int
@@ -99,7 +104,8 @@ class _Node:
     demands: Demands
     named: set[str] = field(default_factory=set)
 
-    def ask(self, claims: list[PlannedClaim]) -> None:
+    def add_claims(self, claims: list[PlannedClaim]) -> None:
+        """Add the rows of each claim, without effect on the next one."""
         for claim in claims:
             name = claim.metadata.name
             try:
@@ -110,6 +116,7 @@ class _Node:
                 self.rows.add(self.node, "unknown", name, str(error), 0, "devices")
 
     def _matching(self, spec: PlannedClaimSpec) -> list[PoolDevice]:
+        """Return the devices that match some request of a claim. Raise `SelectorError`."""
         wanted = [demand for request in spec.devices.requests or () for demand in request.demands]
         return [
             device
@@ -118,7 +125,7 @@ class _Node:
         ]
 
     def _free(self, spec: PlannedClaimSpec, matching: list[PoolDevice]) -> int:
-        """Return how many of the matching devices are free, and add a row for classes not named yet."""
+        """Return how many of the matching devices are free; add a row `free` for classes without one."""
         free = sum(1 for device in matching if _is_free(device, self.devices))
         tainted = sum(1 for device in matching if is_tainted(device, DeviceDemand()))
         classes = {each.device_class_name for r in spec.devices.requests or () for each in r.demands}
@@ -130,12 +137,15 @@ class _Node:
         return free
 
     def _allocate(self, name: str, spec: PlannedClaimSpec, free: int) -> None:
+        """Allocate a claim again and again, and add a row for the result. Raise `SelectorError` or
+        `TooLong`.
+        """
         times, first, left = 0, list[Pick](), self.devices
-        while times < MOST_TIMES and (picks := allocate(spec, left, self.demands)):
+        while times < MAX_ALLOCATIONS and (picks := allocate(spec, left, self.demands)):
             first = first or picks
             left = take(picks, left)
             times += 1
-            # Administrators take no device away, so the same claim would be allocated without end.
+            # A request with admin access does not use up devices: the claim could be allocated without end.
             if all(pick.demand.admin_access for pick in picks):
                 break
         if times:
@@ -151,12 +161,13 @@ class _Node:
 
 
 def _is_free(device: PoolDevice, devices: NodeDevices) -> bool:
+    """Return whether a device is untainted, in no claim, and in a complete pool."""
     untainted = not is_tainted(device, DeviceDemand())
     return untainted and device.key not in devices.used and device.key[:2] not in devices.unusable
 
 
 def _least(spec: PlannedClaimSpec) -> int:
-    """Return how many devices a claim needs at least; a request for all devices needs one."""
+    """Return the smallest number of devices that can satisfy a claim. A request for all devices needs one."""
     return sum(
         min(1 if demand.allocation_mode == "All" else demand.count for demand in request.demands)
         for request in spec.devices.requests or ()
@@ -164,7 +175,10 @@ def _least(spec: PlannedClaimSpec) -> int:
 
 
 def _obstacle(spec: PlannedClaimSpec, devices: NodeDevices, demands: Demands) -> str:
-    """Return the rule without which the claim would fit on the free devices, or ""."""
+    """Return the rule without which the free devices would satisfy a claim, or "".
+
+    Rules are dropped one at a time, then all constraints together, then the shared counters of partitions.
+    """
     constraints = spec.devices.constraints or []
     for dropped in constraints:
         others = [each for each in constraints if each is not dropped]

@@ -1,6 +1,4 @@
-"""Find the KubeletConfiguration of each node in a plan: its own where the snapshot has it, with the requested
-changes.
-"""
+"""Find the KubeletConfiguration of each node: its own if the snapshot has it, with the requested changes."""
 
 from __future__ import annotations
 
@@ -24,17 +22,19 @@ from engine.plan.snapshot.objects import configuration_object
 
 
 def _check(config: KubeletConfiguration) -> None:
-    """Raise `InvalidInput` with the agent's message for a configuration with which no agent would start."""
+    """Raise `InvalidInput` with the agent's message for a configuration with which an agent does not
+    start.
+    """
     validate(config, "configuration")
     thresholds_from_config(config)
     ImageGCPolicy.from_config(config)
 
 
 class NodeConfigurations:
-    """Hold configurations by node, each distinct one decoded once.
+    """Hold the configuration of each node. Each distinct one is decoded once.
 
-    `file` replaces the nodes' own; `changes` (Kubernetes' field names) are merged over the result. Raise
-    `InvalidInput` with the file or field.
+    `file` replaces the configurations of all nodes. `changes`, by the names of the API's fields, are merged
+    over the result. Raise `InvalidInput` that names the file or the field.
     """
 
     def __init__(self, snapshot: Snapshot, file: str = "", changes: dict[str, Any] | None = None) -> None:
@@ -47,13 +47,14 @@ class NodeConfigurations:
         self._base = json_encoder(str)(given).decode() if given is not None else ""
         with_text = np.array([bool(text) for text in self._texts], bool)
         self._known = 0 if file else int(np.count_nonzero(with_text[self._code]))
+        # An invalid change is reported here, once, and not for the first node whose configuration is decoded.
         try:
-            _check(self.of_text(""))
+            _check(self._of_text(""))
         except InvalidInput as error:
             text = error.message if error.subject in ("changes", "configuration") else str(error)
             raise InvalidInput(text, subject="changes" if self._changes else "config") from None
 
-    def note(self, rows: Rows) -> None:
+    def add_notes(self, rows: Rows) -> None:
         """Note in an answer where the configurations come from."""
         if self._changes:
             rows.note(f"changed in every configuration: {', '.join(sorted(self._changes))}")
@@ -63,7 +64,8 @@ class NodeConfigurations:
             rows.note("nodes assumed to have the default configuration", len(self._code) - self._known)
 
     def of(self, node: int) -> KubeletConfiguration:
-        return self.of_text(self._texts[self._code[node]])
+        """Return the configuration of a node, with the changes."""
+        return self._of_text(self._texts[self._code[node]])
 
     def key(self, node: int) -> str:
         """Return a key that is equal for nodes with the same configuration."""
@@ -74,7 +76,7 @@ class NodeConfigurations:
         """Return int32[nodes] that is equal for nodes with the same configuration."""
         return np.zeros_like(self._code) if self._base else self._code
 
-    def of_text(self, text: str) -> KubeletConfiguration:
+    def _of_text(self, text: str) -> KubeletConfiguration:
         text = self._base or text
         found = self._decoded.get(text)
         if found is None:

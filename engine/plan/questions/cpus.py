@@ -1,7 +1,7 @@
 """Compute which nodes still take pods with exclusive CPUs, and what the fragmentation of NUMA nodes costs.
 
-The node's own decisions answer: the static policies of CPUs and memory propose NUMA nodes, the topology
-manager's policy merges them, and the pods are placed one after another on a copy of the node's state.
+The kubelet's own decisions answer: the static policies of CPUs and memory and the devices give hints, the
+topology manager's policy merges them, and pods are allocated one after another on a copy of the node's state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.memorymanager.state import MemoryState, NodeState
 from engine.memorymanager.static_policy import StaticMemoryPolicy, pod_wanted_memory
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.placement.fit import fit, node_use
-from engine.plan.questions.devices import device_groups, numa_text, taken_devices
+from engine.plan.questions.devices import device_groups, left_after_request, numa_ids, numa_text
 from engine.plan.reading.requested_pods import check_resources, requested_pods
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.node_cpus import PINNING, PROCESSORS, NodeCpus, node_cpus
@@ -65,9 +65,11 @@ class CpusParameters(PodParameters, kw_only=True, forbid_unknown_fields=True):
 
 
 def cpus(snapshot: Snapshot, parameters: CpusParameters) -> Answer:
-    """Return per node `free` (CPUs that can become exclusive), then how many of each pod it `takes`, how many
-    more it would take if free CPUs, memory and devices were on the right NUMA nodes (`misaligned`), and for
-    how many of those asked it `lacks` resources; `unknown` without the node's topology.
+    """Return per node `free` (amount: CPUs that can become exclusive), or `unknown` without its CPU topology.
+
+    For each pod follows `takes` (amount: copies that fit), `misaligned` (amount: copies that would fit as
+    well if the free CPUs, memory and devices were on the right NUMA nodes), and `lacks` (amount: copies for
+    which the node has too few resources, of those asked for).
     """
     rows = Rows(snapshot.node_names)
     pods = _guaranteed_pods(snapshot, parameters)
@@ -75,27 +77,26 @@ def cpus(snapshot: Snapshot, parameters: CpusParameters) -> Answer:
     configurations = snapshot.nodes["config"].to_pylist()
     machines: list[_Machine | None] = []
     for node in range(snapshot.node_count):
+        machine = None
         try:
             machine = _machine(parameters, processors[node], pinning[node], configurations[node])
-        except InvalidInput as error:
-            machine = None
+        except (_UnknownMachine, InvalidInput) as error:
             rows.add(node, "unknown", "", str(error), 0, "pods")
-        if isinstance(machine, str):
-            rows.add(node, "unknown", "", machine, 0, "pods")
-            machine = None
         machines.append(machine)
         if machine is not None:
             free = machine.free_cpus
-            where = _where(machine.cpus.topology.per_node(free, machine.policy.numa), machine.policy.numa)
-            rows.add(node, "free", "", where, free.bit_count(), "CPUs")
+            per_node = machine.cpus.topology.per_node(free, machine.policy.numa)
+            rows.add(node, "free", "", _counts_text(per_node, machine.policy.numa), free.bit_count(), "CPUs")
     for pod in pods:
-        _ask(rows, snapshot, machines, pod, parameters.pods)
-    _note(rows, machines, configurations, pods)
+        _add_pod(rows, snapshot, machines, pod, parameters.pods)
+    _add_notes(rows, machines, configurations, pods)
     return rows.answer(sort=True)
 
 
 def check_cpus(snapshot: Snapshot, parameters: CpusParameters) -> list[str]:
-    """Raise `InvalidInput` for pods that get no exclusive CPUs and for options that do not exist."""
+    """Raise `InvalidInput` for pods that get no exclusive CPUs, options that do not exist, and invalid
+    CPUs.
+    """
     for pod in _guaranteed_pods(snapshot, parameters):
         if not pod_exclusive_count(pod):
             raise InvalidInput(
@@ -111,9 +112,13 @@ def check_cpus(snapshot: Snapshot, parameters: CpusParameters) -> list[str]:
     return check_resources(snapshot, parameters)
 
 
+class _UnknownMachine(Exception):
+    """Report that a snapshot does not hold the CPUs of a node; the text says what to add to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """Hold one node under the policies in question. `reserved` CPUs stay shared."""
+    """Hold the CPUs, memory and policies of one node. `reserved` is a CPU set that stays shared."""
 
     cpus: NodeCpus
     options: StaticOptions
@@ -122,38 +127,43 @@ class _Machine:
 
     @property
     def free_cpus(self) -> int:
-        """Return the CPUs that can become exclusive now."""
+        """Return the CPU set that can become exclusive now."""
         return self.cpus.topology.cpus & ~self.reserved & ~(self.cpus.exclusive or 0)
 
     def without_containers(self) -> _Machine:
-        """Return the same machine with nothing held."""
+        """Return the same machine without exclusive CPUs and reserved memory of containers."""
         memory = self.cpus.memory
         if memory is not None:
-            memory = {node: _emptied(node, state) for node, state in memory.items()}
+            memory = {node: _without_reservations(node, state) for node, state in memory.items()}
         return replace(self, cpus=replace(self.cpus, exclusive=0, memory=memory))
 
 
 def _guaranteed_pods(snapshot: Snapshot, parameters: CpusParameters) -> Sequence[Pod]:
+    """Return the pods of the parameters. Limits default to the requests, which makes the pod Guaranteed."""
     if parameters.requests and not parameters.limits:
         parameters = msgspec.structs.replace(parameters, limits=parameters.requests)
     return requested_pods(snapshot, parameters)
 
 
-def _machine(parameters: CpusParameters, processors: str, pinning: str, configuration: str) -> _Machine | str:
-    """Return the node, or why it is not known well enough."""
+def _machine(parameters: CpusParameters, processors: str, pinning: str, configuration: str) -> _Machine:
+    """Return the machine of a node under the parameters, which override its configuration.
+
+    Raise `_UnknownMachine` without its CPUs, and `InvalidInput` for policies that it cannot have.
+    """
     found = node_cpus(processors, pinning)
     if found is None:
-        return (
+        raise _UnknownMachine(
             "its CPUs are not known; add the output of kubengine cpus --json, or of lscpu --json --extended"
         )
     if found.exclusive is None:
-        return "its exclusive CPUs are not known; add its cpu_manager_state"
+        raise _UnknownMachine("its exclusive CPUs are not known; add its cpu_manager_state")
     config = _configuration(configuration)
     options = _options(parameters, configuration)
     numa = Numa(tuple(sorted({*found.topology.nodes, *(found.memory or ())})))
     policy = TopologyPolicy.from_config(
         parameters.policy or config.topology_manager_policy,
         parameters.scope or config.topology_manager_scope,
+        # A kubelet refuses more than 8 NUMA nodes by default. A plan answers for such machines too.
         config.topology_manager_policy_options or {"max-allowable-numa-nodes": "64"},
         numa,
     )
@@ -175,13 +185,16 @@ def _configuration(text: str) -> KubeletConfiguration:
 
 
 def _options(parameters: CpusParameters, configuration: str) -> StaticOptions:
+    """Return the options of the static CPU policy. Raise `InvalidInput` for those that do not exist."""
     if parameters.cpu_options:
         return StaticOptions.parse(parameters.cpu_options, alpha=True, beta=True)
     return StaticOptions.from_config(_configuration(configuration))
 
 
 def _reserved_amount(config: KubeletConfiguration) -> Quantity:
-    """Return the CPU that the configuration reserves; a list of reserved CPUs wins, as in the kubelet."""
+    """Return the CPU that a configuration reserves. A list of reserved CPUs takes precedence, as in the
+    kubelet.
+    """
     if config.reserved_system_cpus:
         return Quantity.parse(
             str(cpu_sets.parse(config.reserved_system_cpus, "reservedSystemCPUs").bit_count())
@@ -192,8 +205,10 @@ def _reserved_amount(config: KubeletConfiguration) -> Quantity:
     return total
 
 
-def _ask(rows: Rows, snapshot: Snapshot, machines: Sequence[_Machine | None], pod: Pod, wanted: int) -> None:
-    """Add the rows of one pod."""
+def _add_pod(
+    rows: Rows, snapshot: Snapshot, machines: Sequence[_Machine | None], pod: Pod, wanted: int
+) -> None:
+    """Add the rows of one pod, of which each node is to take `wanted` copies."""
     checked = fit(node_use(snapshot), pod)
     by_amount, first = checked.copies()
     devices = {
@@ -208,20 +223,22 @@ def _ask(rows: Rows, snapshot: Snapshot, machines: Sequence[_Machine | None], po
         failures = checked.other.get(node)
         amount = 0 if failures else int(by_amount[node])
         reason = failures[0].reason if failures else f"OutOf{checked.resources[first[node]]}"
-        held = {kind: groups[node] for kind, groups in devices.items() if node in groups}
-        possible, short = _possible(machine, pod, held)
+        on_node = {kind: groups[node] for kind, groups in devices.items() if node in groups}
+        possible, shortage = _possible(machine, pod, on_node)
         if possible < amount:
-            amount, reason = possible, short
-        # Placing copies one by one takes longest: sums over the machine say how many are worth a try.
+            amount, reason = possible, shortage
+        # To allocate copies one by one takes longest: sums over the machine limit how many are tried.
         bound = min(amount, wanted)
-        fits, where, refusal = _Trial(machine, held).place(copies[:bound])
+        fits, where, refusal = _Trial(machine, on_node).allocate(copies[:bound])
         most = fits
         if fits < bound:
-            # The same machine without containers: copies that fit there are lost to fragmentation alone.
-            free = {kind: {mask: (n, n) for mask, (n, _) in groups.items()} for kind, groups in held.items()}
-            most, _, never = _Trial(machine.without_containers(), free).place(copies[:bound])
+            # Copies that fit on the same machine without containers fail here by fragmentation alone.
+            free = {
+                kind: {mask: (n, n) for mask, (n, _) in groups.items()} for kind, groups in on_node.items()
+            }
+            most, _, refusal_when_empty = _Trial(machine.without_containers(), free).allocate(copies[:bound])
             if most < bound:
-                reason = f"the machine without containers takes {most}: {never}"
+                reason = f"the machine without containers takes {most}: {refusal_when_empty}"
         if fits:
             rows.add(node, "takes", name, where, fits, "pods")
         if fits < most:
@@ -233,7 +250,10 @@ def _ask(rows: Rows, snapshot: Snapshot, machines: Sequence[_Machine | None], po
 def _possible(
     machine: _Machine, pod: Pod, devices: Mapping[str, Mapping[int, tuple[int, int]]]
 ) -> tuple[int, str]:
-    """Return how many copies fit by sums over the machine, and what is short."""
+    """Return how many copies of a pod fit by sums over the machine, and the reason against one more.
+
+    `devices` maps a resource and a NUMA mask to the devices and to the free ones.
+    """
     found = [
         (machine.free_cpus.bit_count() // pod_exclusive_count(pod), "too few free CPUs can be exclusive")
     ]
@@ -253,7 +273,7 @@ def _possible(
 
 
 def _copies(pod: Pod, count: int) -> list[Pod]:
-    """Return the pod under `count` uids."""
+    """Return `count` copies of a pod with different uids."""
     metadata = pod.metadata
     return [
         msgspec.structs.replace(pod, metadata=msgspec.structs.replace(metadata, uid=f"{metadata.uid}-{i}"))
@@ -262,17 +282,18 @@ def _copies(pod: Pod, count: int) -> list[Pod]:
 
 
 class _Trial:
-    """Hold the state of one node, on which pods are placed to see how many fit."""
+    """Allocate pods on a copy of a node's state, to see how many fit."""
 
     def __init__(self, machine: _Machine, devices: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
         known, numa = machine.cpus, machine.policy.numa
+        # Each policy gets a copy of the state: a trial must not change the machine.
         self._policy = machine.policy
         # Without strict-cpu-reservation the shared CPUs of the state include the reserved ones.
         state = CpuState(
             known.topology.cpus & ~(machine.reserved if machine.options.strict_reservation else 0)
         )
         if known.exclusive:
-            # A new pod can take none of them, whichever container has which.
+            # A new pod gets none of these, so it does not matter which container has which.
             state.assign("others", "all", known.exclusive)
         self._cpus = StaticCpuPolicy(known.topology, machine.reserved, machine.options, numa, state)
         self._memory: StaticMemoryPolicy | None = None
@@ -290,56 +311,64 @@ class _Trial:
             for kind, groups in devices.items()
         }
 
-    def place(self, pods: Sequence[Pod]) -> tuple[int, str, str]:
-        """Place pods until one is refused; return how many fit, where the first is, and the refusal."""
+    def allocate(self, pods: Sequence[Pod]) -> tuple[int, str, str]:
+        """Allocate pods until one is refused; return how many fit, the NUMA nodes of the first, and the
+        refusal, "" if all fit.
+        """
         first = ""
-        for placed, pod in enumerate(pods):
+        for count, pod in enumerate(pods):
             try:
-                mask = self._place(pod)
+                mask = self._allocate(pod)
             except AllocationError as error:
-                return placed, first, str(error)
-            if not placed:
+                return count, first, str(error)
+            if not count:
                 numa = self._policy.numa
-                held = sum(self._cpus.state.of_pod(pod.uid).values())
-                nodes = [i for i, n in enumerate(self._cpus.topology.per_node(held, numa)) if n]
+                exclusive = sum(self._cpus.state.of_pod(pod.uid).values())
+                nodes = [i for i, n in enumerate(self._cpus.topology.per_node(exclusive, numa)) if n]
                 first = f"first on {_named(numa, sum(1 << i for i in nodes) or mask or 0)}"
         return len(pods), first, ""
 
-    def _place(self, pod: Pod) -> int | None:
-        """Place one pod. Raises `AllocationError`."""
+    def _allocate(self, pod: Pod) -> int | None:
+        """Allocate one pod; return the NUMA mask of its first hint, None without a preference. Raise
+        `AllocationError`.
+        """
         mask = None
         if self._policy.scope == "pod":
-            needs = _sums(pod)
-            hint = self._merged(
+            hint = self._merge(
                 [
                     self._cpus.pod_hints(pod),
                     self._memory.pod_hints(pod) if self._memory is not None else None,
-                    self._device_hints(needs),
+                    self._device_hints(_devices_of_pod(pod)),
                 ]
             )
             for container in pod.all_containers:
-                self._take(pod, container, hint)
+                self._assign(pod, container, hint)
             return hint.mask
         for container in pod.all_containers:
-            hint = self._merged(
+            hint = self._merge(
                 [
                     self._cpus.container_hints(pod, container),
                     self._memory.container_hints(pod, container) if self._memory is not None else None,
                     self._device_hints(_devices(container)),
                 ]
             )
-            self._take(pod, container, hint)
+            # As in the kubelet, a container is assigned before the hints of the next one are computed.
+            self._assign(pod, container, hint)
             mask = hint.mask if mask is None else mask
         return mask
 
-    def _merged(self, hints: Sequence[Mapping[str, Hints] | None]) -> Hint:
+    def _merge(self, hints: Sequence[Mapping[str, Hints] | None]) -> Hint:
+        """Return the hint that the policy chooses. Raise `AllocationError` if it admits none."""
         decision = self._policy.decide(hints)
         if not decision.admit:
             per_node = self._cpus.topology.per_node(self._cpus.available, self._policy.numa)
-            raise AllocationError(f"{self._policy.name} refuses ({_where(per_node, self._policy.numa)})")
+            raise AllocationError(
+                f"{self._policy.name} refuses ({_counts_text(per_node, self._policy.numa)})"
+            )
         return decision.hint
 
-    def _take(self, pod: Pod, container: Container, hint: Hint) -> None:
+    def _assign(self, pod: Pod, container: Container, hint: Hint) -> None:
+        """Assign CPUs, memory and devices to a container. Raise `AllocationError`."""
         self._cpus.allocate(pod, container, hint)
         if self._memory is not None:
             self._memory.allocate(pod, container, hint)
@@ -347,11 +376,11 @@ class _Trial:
             if kind in self._devices:
                 counts = msgspec.structs.replace(self._devices[kind], request=count)
                 self._devices[kind] = msgspec.structs.replace(
-                    counts, available=taken_devices(counts, hint.mask)
+                    counts, available=left_after_request(counts, hint.mask)
                 )
 
     def _device_hints(self, wanted: Mapping[str, int]) -> dict[str, Hints]:
-        """Return hints of devices whose NUMA nodes are known."""
+        """Return the hints for devices whose NUMA nodes are known; `wanted` maps a resource to a count."""
         return {
             kind: msgspec.structs.replace(self._devices[kind], request=count)
             for kind, count in wanted.items()
@@ -359,7 +388,8 @@ class _Trial:
         }
 
 
-def _emptied(node: int, state: NodeState) -> NodeState:
+def _without_reservations(node: int, state: NodeState) -> NodeState:
+    """Return the memory of a NUMA node of which containers have reserved nothing."""
     tables = {
         kind: msgspec.structs.replace(table, free=table.allocatable, reserved=0)
         for kind, table in state.memory_map.items()
@@ -376,7 +406,10 @@ def _devices(container: Container) -> dict[str, int]:
     return {kind: amount.value for kind, amount in container.requests.items() if is_extended(kind)}
 
 
-def _sums(pod: Pod) -> dict[str, int]:
+def _devices_of_pod(pod: Pod) -> dict[str, int]:
+    """Return the sums over the containers. Init containers run before them, so their devices are used
+    again.
+    """
     found: dict[str, int] = {}
     for container in pod.spec.containers:
         for kind, count in _devices(container).items():
@@ -384,21 +417,18 @@ def _sums(pod: Pod) -> dict[str, int]:
     return found
 
 
-def numa_ids(mask: int) -> tuple[int, ...]:
-    """Return the NUMA nodes of a mask in which bit N stands for node N."""
-    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
-
-
 def _named(numa: Numa, mask: int) -> str:
+    """Return the NUMA nodes of a hint's mask, in which bit N stands for the N-th node of `numa`, as text."""
     return numa_text(sum(1 << node for node in numa.ids(mask)))
 
 
-def _where(per_node: Sequence[int], numa: Numa) -> str:
+def _counts_text(per_node: Sequence[int], numa: Numa) -> str:
+    """Return counts per NUMA node as text, such as `NUMA 0: 3, NUMA 1: 5`."""
     parts = zip(numa.nodes, per_node, strict=True)
     return ", ".join(f"NUMA {node}: {count}" for node, count in parts)
 
 
-def _note(
+def _add_notes(
     rows: Rows, machines: Sequence[_Machine | None], configurations: Sequence[str], pods: Sequence[Pod]
 ) -> None:
     """Add the assumptions of the answer with the number of nodes that each concerns."""

@@ -1,7 +1,7 @@
 """Find the pods that a device taint evicts, and those that tolerate it.
 
-Source: the device taint eviction controller of Kubernetes v1.36. A pod is evicted for a taint with effect
-NoExecute on a device of one of its claims, unless the toleration stands in the claim's allocation.
+Source: the device taint eviction controller of Kubernetes v1.36 (KEP-5055). A pod is evicted for a taint with
+the effect NoExecute on a device of one of its claims, unless the allocation of the claim has a toleration.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.plan.snapshot.objects import node_object
 
 NEVER = 2**63
 """Seconds until the eviction of a pod that is not evicted."""
-_Fate = tuple[int, str]
+_Eviction = tuple[int, str]
 """Seconds until the eviction, and the reason."""
 
 
@@ -49,8 +49,10 @@ class DeviceTaintParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=
 
 
 def device_taint(snapshot: Snapshot, parameters: DeviceTaintParameters) -> Answer:
-    """Return per node `tainted` (how many of its devices). For each pod that has such a device return
+    """Return per node `tainted` (amount: how many of its devices). For each pod with such a device return
     `taint-evicts`, or `stays` with the reason: it tolerates the taint, or the effect spares running pods.
+
+    Raise `InvalidInput` if no device is selected.
     """
     rules = _rules(parameters)
     known = dynamic_resources(snapshot)
@@ -58,7 +60,7 @@ def device_taint(snapshot: Snapshot, parameters: DeviceTaintParameters) -> Answe
     tainted = {key for key in inventory.keys if any(is_selected(rule, key) for rule in rules)}
     if not tainted:
         raise InvalidInput(
-            f"selects none of {len(inventory.keys):,} devices ({_offered(known)})",
+            f"selects none of {len(inventory.keys):,} devices ({_drivers_text(known)})",
             subject=parameters.file or "driver",
         )
     rows = Rows(snapshot.node_names)
@@ -68,18 +70,20 @@ def device_taint(snapshot: Snapshot, parameters: DeviceTaintParameters) -> Answe
         if count:
             rows.add(node, "tainted", "", f"of {len(devices)} devices", count, "devices")
     pods = _pod_rows(snapshot)
-    fates: dict[int, _Fate] = {}
+    evictions: dict[int, _Eviction] = {}
     unplaced = 0
     for claim in known.claims:
-        fate = _fate(claim, rules)
-        for consumer in claim.status.reserved_for or () if fate is not None else ():
+        eviction = _eviction(claim, rules)
+        if eviction is None:
+            continue
+        for consumer in claim.status.reserved_for or ():
             row = pods.get(consumer.uid) if consumer.resource == "pods" else None
             if row is None:
                 unplaced += 1
-            elif fate is not None:
-                # A pod with several claims leaves with the first of its evictions.
-                fates[row] = min(fates.get(row, fate), fate)
-    for row, (seconds, reason) in sorted(fates.items()):
+                continue
+            # A pod with several tainted claims is evicted when the first toleration ends.
+            evictions[row] = min(evictions.get(row, eviction), eviction)
+    for row, (seconds, reason) in sorted(evictions.items()):
         decision = "stays" if seconds == NEVER else "taint-evicts"
         rows.add(int(snapshot.column("node")[row]), decision, snapshot.pod_label(row), reason, 1, "pods")
     if unplaced:
@@ -88,6 +92,7 @@ def device_taint(snapshot: Snapshot, parameters: DeviceTaintParameters) -> Answe
 
 
 def _rules(parameters: DeviceTaintParameters) -> list[DeviceTaintRule]:
+    """Return the rules of the manifest, or one of the parameters. Raise `InvalidInput`."""
     selected = any((parameters.driver, parameters.pool, parameters.device))
     if parameters.file and selected:
         raise InvalidInput("give a manifest or the devices, not both", subject="file")
@@ -102,22 +107,24 @@ def _rules(parameters: DeviceTaintParameters) -> list[DeviceTaintRule]:
     return [DeviceTaintRule(spec=TaintRuleSpec(taint=taint, device_selector=selector))]
 
 
-def _offered(known: DynamicResources) -> str:
+def _drivers_text(known: DynamicResources) -> str:
     drivers = Counter(each.spec.driver for each in known.slices)
     return "drivers: " + ", ".join(sorted(drivers)[:5])
 
 
 def _pod_rows(snapshot: Snapshot) -> dict[str, int]:
+    """Map the uid of each placed pod to its row."""
     uids = snapshot.pods["uid"].slice(0, snapshot.placed).to_pylist()
     return {uid: row for row, uid in enumerate(uids)}
 
 
-def _fate(claim: PlannedClaim, rules: list[DeviceTaintRule]) -> _Fate | None:
-    """Return when a claim's pods are evicted: by the taint that is tolerated least; None if none applies.
+def _eviction(claim: PlannedClaim, rules: list[DeviceTaintRule]) -> _Eviction | None:
+    """Return when the pods of a claim are evicted: by the taint that is tolerated for the shortest time.
 
-    A toleration counts here only if it names the effect NoExecute, and one without seconds counts for good.
+    Return None if no rule selects a device of the claim. A toleration counts only if it names the effect
+    NoExecute; one without seconds tolerates the taint forever.
     """
-    found: list[_Fate] = []
+    found: list[_Eviction] = []
     for result in claim.allocated:
         key: DeviceKey = (result.driver, result.pool, result.device)
         device = f"{result.device} of {result.driver} through claim {claim.metadata.name}"

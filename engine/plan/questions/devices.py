@@ -1,8 +1,7 @@
-"""Compute the fragmentation of GPUs and other devices: can N more be allocated under a topology policy, and
-where?
+"""Compute how many more GPUs or other devices each node can allocate under a topology policy.
 
-The node's own policy decides (`engine.topologymanager.policy`). Its input is counted per NUMA node from the
-snapshot's devices, or from allocatable minus requests if no device is known by name.
+The kubelet's own policy decides (`engine.topologymanager.policy`). Its input is the number of devices per
+NUMA node in the snapshot, or allocatable minus requests if no device is known by name.
 """
 
 from __future__ import annotations
@@ -39,25 +38,26 @@ class DevicesParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 def devices(snapshot: Snapshot, parameters: DevicesParameters) -> Answer:
-    """Return per node with the resource: `free` (healthy and unassigned), then for each count `fits` (how
-    often it can be allocated, one after another), `fragmented` (enough are free, the policy refuses) or
-    `full`.
+    """Return for each node with the resource `free` (amount: healthy devices that no pod has).
+
+    For each count follows `fits` (amount: how often it can be allocated, one after another), `fragmented`
+    (enough devices are free, but the policy refuses) or `full`.
     """
     rows = Rows(snapshot.node_names)
     resource = parameters.resource or _only_resource(snapshot)
     groups = device_groups(snapshot, resource)
-    counted = snapshot.allocatable(resource)
+    allocatable = snapshot.allocatable(resource)
     requested = _requested(snapshot, resource)
     unnamed = 0
     for node in range(snapshot.node_count):
         known = groups.get(node)
         if known is None:
-            if counted[node] <= 0:
+            if allocatable[node] <= 0:
                 continue
             unnamed += 1
-            free = max(int(counted[node] - requested[node]), 0)
-            known = {0: (int(counted[node]), free)}
-        _node(rows, node, known, parameters)
+            free = max(int(allocatable[node] - requested[node]), 0)
+            known = {0: (int(allocatable[node]), free)}
+        _add_node(rows, node, known, parameters)
     if unnamed:
         rows.note(
             "nodes whose devices are not known individually: free is allocatable minus requests", unnamed
@@ -70,12 +70,17 @@ def check_devices(snapshot: Snapshot, parameters: DevicesParameters) -> list[str
     resource = parameters.resource or _only_resource(snapshot)
     named = {str(name) for name in snapshot.devices["resource"].unique().to_pylist()}
     if resource not in named and not (snapshot.allocatable(resource) > 0).any():
-        there = [name for name in snapshot.resources.names if (snapshot.allocatable(name) > 0).any()]
-        raise InvalidInput(f"no node has {resource}{nearest(resource, [*named, *there])}", subject="resource")
+        offered = [name for name in snapshot.resources.names if (snapshot.allocatable(name) > 0).any()]
+        raise InvalidInput(
+            f"no node has {resource}{nearest(resource, [*named, *offered])}", subject="resource"
+        )
     return []
 
 
-def _node(rows: Rows, node: int, groups: dict[int, tuple[int, int]], parameters: DevicesParameters) -> None:
+def _add_node(
+    rows: Rows, node: int, groups: dict[int, tuple[int, int]], parameters: DevicesParameters
+) -> None:
+    """Add the rows of a node; `groups` maps a NUMA mask to (devices, free ones)."""
     masks = tuple(sorted(groups))
     everything = tuple(groups[mask][0] for mask in masks)
     free = tuple(groups[mask][1] for mask in masks)
@@ -98,7 +103,8 @@ def _node(rows: Rows, node: int, groups: dict[int, tuple[int, int]], parameters:
 
 
 def _times(policy: TopologyPolicy, counts: DeviceCounts) -> tuple[int, str]:
-    """Return how often the request can be met in succession, and the NUMA nodes of the first time."""
+    """Return how often the request can be allocated in succession, and the NUMA nodes of the first time."""
+    # Without any NUMA node there are no hints, and every policy admits.
     if not any(counts.groups):
         return sum(counts.available) // counts.request, "any NUMA node"
     times, first = 0, ""
@@ -108,13 +114,16 @@ def _times(policy: TopologyPolicy, counts: DeviceCounts) -> tuple[int, str]:
             break
         mask = decision.hint.mask
         first = first or (numa_text(mask) if mask is not None else "any NUMA node")
-        counts = replace(counts, available=taken_devices(counts, mask))
+        counts = replace(counts, available=left_after_request(counts, mask))
         times += 1
     return times, first
 
 
-def taken_devices(counts: DeviceCounts, mask: int | None) -> tuple[int, ...]:
-    """Return the devices that are left of each group after one request, aligned devices first."""
+def left_after_request(counts: DeviceCounts, mask: int | None) -> tuple[int, ...]:
+    """Return how many devices of each group are left after one request, which takes aligned devices first.
+
+    `mask` is the hint of the topology manager; with None, every group is aligned.
+    """
     left = counts.request
     available = list(counts.available)
     aligned = [i for i, group in enumerate(counts.groups) if mask is None or group & mask]
@@ -126,7 +135,9 @@ def taken_devices(counts: DeviceCounts, mask: int | None) -> tuple[int, ...]:
 
 
 def device_groups(snapshot: Snapshot, resource: str) -> dict[int, dict[int, tuple[int, int]]]:
-    """Map node → NUMA mask → (devices, healthy and free ones)."""
+    """Map a node and a NUMA mask, in which bit N is NUMA node N, to (devices, healthy devices without a
+    pod).
+    """
     table = snapshot.devices
     found: dict[int, dict[int, tuple[int, int]]] = {}
     columns: Sequence[list[object]] = [
@@ -136,13 +147,14 @@ def device_groups(snapshot: Snapshot, resource: str) -> dict[int, dict[int, tupl
         if name != resource:
             continue
         mask = sum(1 << int(part) for part in str(numa).split(",") if part)
-        mine = found.setdefault(int(str(node)), {})
-        everything, free = mine.get(mask, (0, 0))
-        mine[mask] = (everything + 1, free + (1 if healthy and not owner else 0))
+        of_node = found.setdefault(int(str(node)), {})
+        everything, free = of_node.get(mask, (0, 0))
+        of_node[mask] = (everything + 1, free + (1 if healthy and not owner else 0))
     return found
 
 
 def _requested(snapshot: Snapshot, resource: str) -> NDArray[np.int64]:
+    """Return int64[nodes]: the sum of the pods' requests for a resource."""
     if resource not in snapshot.resources.ids:
         return np.zeros(snapshot.node_count, np.int64)
     sums = np.concatenate([[0], np.cumsum(snapshot.per_pod(f"request/{resource}"))])
@@ -150,6 +162,7 @@ def _requested(snapshot: Snapshot, resource: str) -> NDArray[np.int64]:
 
 
 def _only_resource(snapshot: Snapshot) -> str:
+    """Return the only extended resource of the snapshot. Raise `InvalidInput` if there is none or several."""
     offered = [
         name
         for name in snapshot.resources.names
@@ -161,6 +174,12 @@ def _only_resource(snapshot: Snapshot) -> str:
     return offered[0]
 
 
+def numa_ids(mask: int) -> tuple[int, ...]:
+    """Return the NUMA nodes of a mask in which bit N stands for node N."""
+    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
+
+
 def numa_text(mask: int) -> str:
-    nodes = [str(i) for i in range(mask.bit_length()) if mask >> i & 1]
-    return f"NUMA {'+'.join(nodes)}" if nodes else "no NUMA node"
+    """Return the NUMA nodes of a mask as text, such as `NUMA 0+1`."""
+    nodes = numa_ids(mask)
+    return f"NUMA {'+'.join(map(str, nodes))}" if nodes else "no NUMA node"

@@ -1,7 +1,7 @@
-"""Find where the pods of some nodes would go, and what prevents a node from being drained.
+"""Find where the pods of drained nodes would go, and what prevents a node from being drained.
 
-Daemon pods and static pods stay with their node. The others leave in rounds, as disruption budgets allow
-(`engine.plan.placement.draining`); the scheduler's filters and scores choose their nodes.
+Daemon pods and static pods stay on their node. The others are evicted in rounds, as disruption budgets allow
+(`engine.plan.placement.draining`), and the scheduler's filters and scores choose their new nodes.
 """
 
 from __future__ import annotations
@@ -63,20 +63,22 @@ class DrainParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 @dataclass
-class _Fate:
-    """Track what happens to the pods of one node."""
+class _DrainedNode:
+    """Count the pods of one node that move, and those that prevent its drain, by reason."""
 
     moved: int = 0
     obstacles: Counter[str] = field(default_factory=Counter)
 
 
 def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
-    """Return rows `move` (object the pod, reason the new node), `stays` (daemons and static pods), `remains`
-    (no node takes it, or a budget keeps it), `lost` (with force: nothing creates it again), `unknown` (the
-    snapshot lacks what the decision needs), `displaced` (a pod of lower priority that is preempted and gets
-    no node), `breaks-budget` (amount: pods that it keeps) and `paces` (amount: rounds, if a budget makes the
-    drain take several). Per node `drained` (amount: pods moved) if all its other pods fit elsewhere,
-    `not-drained` (amount: pods that prevent it), or `unverified` if the snapshot has no constraints of pods.
+    """Return a row per pod of the drained nodes, then one per node.
+
+    Pods: `move` (reason: the new node), `stays` (daemon pods and static pods), `remains` (no node takes the
+    pod, or a budget forbids its eviction), `lost` (with force: nothing creates the pod again), `unknown` (the
+    snapshot lacks data for the decision), and `displaced` (a pod of another node that is preempted and fits
+    nowhere). Budgets: `breaks-budget` (amount: pods that are never evicted) and `paces` (amount: rounds, if a
+    budget makes the drain take several). Nodes: `drained` (amount: pods that move), `not-drained` (amount:
+    pods that prevent the drain), or `unverified` if the snapshot holds no constraints of pods.
     """
     if not parameters.nodes and not parameters.selector:
         raise InvalidInput("name nodes or give a selector", subject="nodes")
@@ -85,22 +87,23 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
     leaving = np.zeros(snapshot.node_count, bool)
     leaving[chosen] = True
     node = snapshot.column("node")
-    fates = {source: _Fate() for source in chosen.tolist()}
+    drained = {source: _DrainedNode() for source in chosen.tolist()}
     known = has_scheduling_constraints(snapshot)
-    pods = _moving(snapshot, np.flatnonzero(leaving[node]), rows, fates, parameters, known=known)
-    _note(snapshot, rows, parameters, known=known)
+    pods = _evictable(snapshot, np.flatnonzero(leaving[node]), rows, drained, parameters, known=known)
+    _add_notes(snapshot, rows, parameters, known=known)
     scheduler = PodScheduler.over_all_nodes(snapshot, parameters.rule)
+    # All nodes are cordoned before the first eviction, so that no pod moves twice.
     scheduler.capacity.open &= ~leaving
     if parameters.rule != "scheduler":
         pods = pods[largest_first(snapshot, request_matrix(snapshot, pods))]
-    course = DrainSimulation(snapshot, scheduler, preempts=parameters.preemption and known).run(pods)
-    _add_course(snapshot, rows, fates, course)
-    for source, fate in fates.items():
-        _conclude(rows, source, fate, verified=known)
+    result = DrainSimulation(snapshot, scheduler, preempts=parameters.preemption and known).run(pods)
+    _add_pods(snapshot, rows, drained, result)
+    for source, totals in drained.items():
+        _add_node(rows, source, totals, verified=known)
     return rows.answer(sort=True)
 
 
-def _note(snapshot: Snapshot, rows: Rows, parameters: DrainParameters, *, known: bool) -> None:
+def _add_notes(snapshot: Snapshot, rows: Rows, parameters: DrainParameters, *, known: bool) -> None:
     rows.note(LIMITS if known else NO_CONSTRAINTS)
     if known and parameters.rule != "scheduler":
         rows.note(BY_REQUESTS)
@@ -108,101 +111,101 @@ def _note(snapshot: Snapshot, rows: Rows, parameters: DrainParameters, *, known:
         rows.note(SAMPLED)
 
 
-def _moving(
+def _evictable(
     snapshot: Snapshot,
     candidates: NDArray[np.int64],
     rows: Rows,
-    fates: dict[int, _Fate],
+    drained: dict[int, _DrainedNode],
     parameters: DrainParameters,
     *,
     known: bool,
 ) -> NDArray[np.int64]:
-    """Return the pods that must leave and are created again; add rows for the others."""
+    """Return the pods that are evicted and created again; add rows for the other `candidates`."""
     node, flags = snapshot.column("node"), snapshot.column("flags")
-    daemons, single = of_daemon_sets(snapshot), without_controller(snapshot)
-    moving = []
+    daemons, uncontrolled = of_daemon_sets(snapshot), without_controller(snapshot)
+    evictable = []
     for row in candidates.tolist():
         source, label = int(node[row]), snapshot.pod_label(row)
         # A static pod's mirror is owned by its Node.
         if daemons[row] or flags[row] & (STATIC | MIRROR):
             rows.add(source, "stays", label, "a daemon's pod" if daemons[row] else "a static pod", 1, "pods")
-        elif known and single[row] and parameters.force:
+        elif known and uncontrolled[row] and parameters.force:
             rows.add(source, "lost", label, "has no controller that would create it again", 1, "pods")
-        elif known and single[row]:
+        elif known and uncontrolled[row]:
             rows.add(source, "remains", label, SINGLE, 1, "pods")
-            fates[source].obstacles["without a controller"] += 1
+            drained[source].obstacles["without a controller"] += 1
         else:
-            moving.append(row)
-    return np.array(moving, np.int64)
+            evictable.append(row)
+    return np.array(evictable, np.int64)
 
 
-def _add_course(snapshot: Snapshot, rows: Rows, fates: dict[int, _Fate], course: DrainResult) -> None:
-    """Add a row for each pod of the drain, and for each that it displaces."""
+def _add_pods(snapshot: Snapshot, rows: Rows, drained: dict[int, _DrainedNode], result: DrainResult) -> None:
+    """Add a row for each evicted pod, and for each that is preempted for one."""
     node = snapshot.column("node")
-    last = {move.row: move for move in course.moves}
-    for move in course.moves:
-        if last[move.row] is move and move.row not in course.unplaced:
-            rows.add(
-                int(node[move.row]),
-                "move",
-                snapshot.pod_label(move.row),
-                _way(snapshot, move, course),
-                1,
-                "pods",
-            )
-            if int(node[move.row]) in fates:
-                fates[int(node[move.row])].moved += 1
-    for found, obstacle in (
-        (course.unplaced, "for which no node has room"),
-        (course.undecided, "about which too little is known"),
-        (course.blocked, ""),
+    # A pod that was preempted after its move has several moves: only the last one counts.
+    last = {move.row: move for move in result.moves}
+    for move in result.moves:
+        if last[move.row] is move and move.row not in result.unplaced:
+            source, reason = int(node[move.row]), _move_text(snapshot, move, result)
+            rows.add(source, "move", snapshot.pod_label(move.row), reason, 1, "pods")
+            if source in drained:
+                drained[source].moved += 1
+    for reasons, obstacle in (
+        (result.unplaced, "for which no node has room"),
+        (result.undecided, "about which too little is known"),
+        (result.blocked, ""),
     ):
-        for row, why in found.items():
+        for row, reason in reasons.items():
             source, label = int(node[row]), snapshot.pod_label(row)
-            if source not in fates:
-                rows.add(source, "displaced", label, why, 1, "pods")
+            if source not in drained:
+                rows.add(source, "displaced", label, reason, 1, "pods")
                 continue
-            decision = "unknown" if found is course.undecided else "remains"
-            rows.add(source, decision, label, why, 1, "pods")
+            decision = "unknown" if reasons is result.undecided else "remains"
+            rows.add(source, decision, label, reason, 1, "pods")
             if obstacle:
-                fates[source].obstacles[obstacle] += 1
-            if decision == "unknown" and "snapshot" in why:
+                drained[source].obstacles[obstacle] += 1
+            if decision == "unknown" and "snapshot" in reason:
                 rows.note(ADD_OBJECTS)
-    _add_budgets(node, rows, fates, course)
+    _add_budgets(node, rows, drained, result)
 
 
-def _way(snapshot: Snapshot, move: PodMove, course: DrainResult) -> str:
+def _move_text(snapshot: Snapshot, move: PodMove, result: DrainResult) -> str:
     """Describe where a pod goes, such as `to n2 (equally good: 1 other), in round 2`."""
-    said = f"to {snapshot.node_names[move.target]}"
+    text = f"to {snapshot.node_names[move.target]}"
     if move.victims:
-        said += f", where it preempts {', '.join(snapshot.pod_label(row) for row in move.victims)}"
+        text += f", where it preempts {', '.join(snapshot.pod_label(row) for row in move.victims)}"
     if move.equal:
-        said += f" (equally good: {counted(move.equal, 'other')})"
-    return f"{said}, in round {move.round}" if course.rounds > 1 else said
+        text += f" (equally good: {counted(move.equal, 'other')})"
+    return f"{text}, in round {move.round}" if result.rounds > 1 else text
 
 
-def _add_budgets(node: NDArray[np.int32], rows: Rows, fates: dict[int, _Fate], course: DrainResult) -> None:
-    for budget in course.budgets:
-        first = int(node[min(budget.pods)])
+def _add_budgets(
+    node: NDArray[np.int32], rows: Rows, drained: dict[int, _DrainedNode], result: DrainResult
+) -> None:
+    """Add a row for each budget that forbids evictions on a node, or that makes the drain take rounds."""
+    for budget in result.budgets:
         if budget.blocked:
-            kept = Counter(int(node[row]) for row in budget.blocked)
-            for source, count in kept.items():
-                said = (
+            blocked_on = Counter(int(node[row]) for row in budget.blocked)
+            for source, count in blocked_on.items():
+                reason = (
                     f"allows {budget.allowed} disruptions at once, of {len(budget.pods)} pods that must leave"
                 )
-                rows.add(source, "breaks-budget", budget.name, said, count, "pods")
-                what = "which allows no disruption" if not budget.allowed else "which waits for evicted pods"
-                fates[source].obstacles[f"of {budget.name}, {what}"] += count
+                rows.add(source, "breaks-budget", budget.name, reason, count, "pods")
+                why = "which allows no disruption" if not budget.allowed else "which waits for evicted pods"
+                drained[source].obstacles[f"of {budget.name}, {why}"] += count
         elif 0 < budget.allowed < len(budget.pods):
-            said = f"{budget.allowed} of {len(budget.pods)} pods at once"
-            rows.add(first, "paces", budget.name, said, -(-len(budget.pods) // budget.allowed), "rounds")
+            # A budget spans nodes: its row is on the node of its first pod.
+            first = int(node[min(budget.pods)])
+            reason = f"{budget.allowed} of {len(budget.pods)} pods at once"
+            rows.add(first, "paces", budget.name, reason, -(-len(budget.pods) // budget.allowed), "rounds")
 
 
-def _conclude(rows: Rows, source: int, fate: _Fate, *, verified: bool) -> None:
-    if fate.obstacles:
-        said = ", ".join(f"{counted(count, 'pod')} {what}" for what, count in fate.obstacles.items())
-        rows.add(source, "not-drained", "", said, sum(fate.obstacles.values()), "pods")
+def _add_node(rows: Rows, source: int, totals: _DrainedNode, *, verified: bool) -> None:
+    """Add the row that says whether a node can be drained."""
+    if totals.obstacles:
+        reason = ", ".join(f"{counted(count, 'pod')} {why}" for why, count in totals.obstacles.items())
+        rows.add(source, "not-drained", "", reason, sum(totals.obstacles.values()), "pods")
     elif verified:
-        rows.add(source, "drained", "", "all its other pods fit elsewhere", fate.moved, "pods")
+        rows.add(source, "drained", "", "all its other pods fit elsewhere", totals.moved, "pods")
     else:
-        rows.add(source, "unverified", "", "by requests alone", fate.moved, "pods")
+        rows.add(source, "unverified", "", "by requests alone", totals.moved, "pods")

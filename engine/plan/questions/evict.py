@@ -1,8 +1,9 @@
-"""Compute which pods are evicted first under memory, disk or PID pressure, and when the pressure ends.
+"""Compute which pods are evicted under memory, disk or PID pressure, in which order, and when the pressure
+ends.
 
-`eviction_course` runs the agent's own decisions until nothing is due: thresholds hard and soft
-(`engine.eviction.thresholds`), merged and timed by `engine.eviction.pressure`, pods in the order of
-`engine.tables.eviction`. As on a node, one pod is evicted at a time and critical pods stay.
+`eviction_course` runs the agent's own decisions until nothing is left to do: hard and soft thresholds
+(`engine.eviction.thresholds`), observed over time by `engine.eviction.pressure`, and pods in the order of
+`engine.tables.eviction`. As on a node, one pod is evicted at a time, and critical pods stay.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_evictions: Annotated[int, Meta(description="stop after this many evictions per node", ge=1)] = 1000
 
     def __post_init__(self) -> None:
-        """Raise `InvalidInput` with the agent's message for what it would refuse in its configuration."""
+        """Raise `InvalidInput` with the agent's message for what an agent refuses in its configuration."""
         signals = KINDS[self.resource].signals
         signal = self.signal or signals[0]
         if signal not in signals:
@@ -89,7 +90,10 @@ class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def _check_threshold(signal: str, text: str, field: str, grace: str = "") -> None:
-    """Validate the threshold with the agent's message, attributed to the parameter that gives it."""
+    """Raise `InvalidInput` with the agent's message for an invalid threshold; `field` is its parameter.
+
+    A threshold with a `grace` period is a soft one.
+    """
     if not text:
         return
     hard, soft = ({}, {signal: text}) if grace else ({signal: text}, {})
@@ -101,6 +105,7 @@ def _check_threshold(signal: str, text: str, field: str, grace: str = "") -> Non
 
 
 def _check_available(signal: str, text: str) -> None:
+    """Raise `InvalidInput` for an available amount that is neither a quantity nor 0 to 100 percent."""
     if not text.endswith("%"):
         if text:
             _amount(text, "available")
@@ -113,58 +118,64 @@ def _check_available(signal: str, text: str) -> None:
 
 
 def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
-    """Return per node `calm` (amount: the distance to the nearest threshold), `relieved` (available at the
-    end), `stuck` (still missing) or `unknown`.
+    """Return per node `calm` (amount: the distance to the nearest threshold), `relieved` (amount: available
+    at the end), `stuck` (amount: still missing) or `unknown`.
 
-    Before that come `waits` per grace period that expires (seconds), `reclaim` for unused images, and
-    `evict` per pod in order, with the amount it frees; after it `clears` per node condition (seconds from
-    the beginning). `used-before` and `used-after` follow per memory, file system or process ids of a node
-    under pressure.
+    For a node under pressure, rows `waits` (amount: seconds of a grace period), `reclaim` (amount: bytes of
+    unused images) and `evict` (amount: what the pod frees) come first, in the order in which they happen.
+    Then `used-before` and `used-after` give the use of each store. Rows `clears` follow for each node
+    condition (amount: seconds from the beginning).
     """
     rows = Rows(snapshot.node_names, snapshot.pod_labels, _reason)
     kind = KINDS[parameters.resource]
-    main = parameters.signal or kind.signals[0]
+    signal = parameters.signal or kind.signals[0]
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
-    configurations.note(rows)
+    configurations.add_notes(rows)
     stores = NodeStores(
         snapshot,
         parameters.resource,
         configurations,
         _usage(snapshot, parameters, rows),
-        _growing(parameters.growth),
-        _given(snapshot, parameters, main, rows),
+        _growth(parameters.growth),
+        _assumed_available(snapshot, parameters, signal, rows),
         rows,
     )
-    images = _unused_images(snapshot, parameters, configurations, rows)
-    for nodes, layout, readable in stores.alike():
-        mine = stores.of(nodes, layout, readable)
-        for store in mine:
+    unused_bytes = _unused_image_bytes(snapshot, parameters, configurations, rows)
+    for nodes, layout, readable in stores.groups():
+        of_nodes = stores.of(nodes, layout, readable)
+        for store in of_nodes:
             if IMAGEFS_AVAILABLE in store.signals:
-                store.images = np.array([images(node) for node in nodes.tolist()], np.int64)
-        rules = _rules(configurations.of(int(nodes[0])), layout, main, parameters)
-        if not rules.thresholds or not any(main in store.signals for store in mine):
-            decision, what = ("unknown", "reading of") if rules.thresholds else ("calm", "threshold for")
+                store.images = np.array([unused_bytes(node) for node in nodes.tolist()], np.int64)
+        # The nodes of a group have the same configuration.
+        rules = _rules(configurations.of(int(nodes[0])), layout, signal, parameters)
+        if not rules.thresholds or not any(signal in store.signals for store in of_nodes):
+            decision, lacking = ("unknown", "reading of") if rules.thresholds else ("calm", "threshold for")
             nothing = np.zeros(len(nodes), np.int64)
-            rows.block(nodes, decision, "", f"no {what} {main}", nothing, kind.unit)
+            rows.block(nodes, decision, "", f"no {lacking} {signal}", nothing, kind.unit)
             continue
-        played = _Played(rows, snapshot, nodes, mine, rules, kind, parameters.max_evictions)
-        played.add_calm()
-        for place in played.pressed:
-            played.add(place)
-    # Nodes with equal rules were computed together; their rows come in the order of the nodes.
+        simulated = _SimulatedNodes(rows, snapshot, nodes, of_nodes, rules, kind, parameters.max_evictions)
+        simulated.add_calm()
+        for place in simulated.under_pressure:
+            simulated.add_node(place)
+    # Nodes with equal rules were computed together; sorting restores the order of the nodes.
     return rows.answer(sort=True)
 
 
 class _Rules(NamedTuple):
-    """Hold nodes' thresholds for the resource, their transition period in seconds, and their layout."""
+    """Hold the thresholds of nodes for one resource, their transition period in seconds, and the layout of
+    their file systems.
+    """
 
     thresholds: list[Threshold]
     transition_period: float
     layout: Layout
 
 
-class _Played:
-    """Hold the courses of nodes with the same rules and stores, and the rows of each."""
+class _SimulatedNodes:
+    """Simulate the evictions of nodes that have the same rules and stores, and add their rows.
+
+    A node is known by its place, its position in `nodes`.
+    """
 
     def __init__(
         self,
@@ -193,83 +204,85 @@ class _Played:
             max_evictions=max_evictions,
         ).found
         self._available = [store.available for store in stores]
+        # The simulation has updated the stores.
         self._used = [
             (used, store.capacity - store.available) for used, store in zip(before, stores, strict=True)
         ]
-        self.pressed = sorted(place for place, course in self._courses.items() if course.began is not None)
-        """The nodes with pressure, as positions among the nodes."""
+        self.under_pressure = sorted(
+            place for place, course in self._courses.items() if course.began is not None
+        )
 
     def add_calm(self) -> None:
         """Add the rows of the nodes without pressure."""
         reasons, distances = self._nearest
         calm = np.ones(len(self._nodes), bool)
-        calm[self.pressed] = False
+        calm[self.under_pressure] = False
         self._rows.block(
             self._nodes[calm], "calm", "", reasons.filter(pa.array(calm)), distances[calm], self._unit
         )
 
-    def add(self, place: int) -> None:
-        """Add the rows of one node with pressure."""
+    def add_node(self, place: int) -> None:
+        """Add the rows of one node under pressure."""
         rows, node, unit = self._rows, int(self._nodes[place]), self._unit
-        found = self._courses[place]
-        assert found.began is not None
+        course = self._courses[place]
+        assert course.began is not None
         evicted = 0
-        for step in found.steps:
+        for step in course.steps:
             if isinstance(step, Evictions):
                 evicted += len(step.pods)
                 priority = self._columns.priority[step.pods].astype(np.int64)
                 keys = priority << 3 | self._columns.qos[step.pods] << 1 | step.known
                 rows.add_pods(node, "evict", AnswerPodRows(step.pods, keys, step.freed), unit)
-                continue
-            said = f"{step.threshold.signal} below {step.threshold.value}"
-            if step.decision == "waits":
-                rows.add(node, "waits", "", said, step.amount, "s")
+            elif step.decision == "waits":
+                reason = f"{step.threshold.signal} below {step.threshold.value}"
+                rows.add(node, "waits", "", reason, step.amount, "s")
             else:
                 rows.add(node, "reclaim", "", "unused images", step.amount, unit)
-        for signals, (used, left) in zip(self._signals, self._used, strict=True):
-            rows.add_use(node, signals[0].partition(".")[0], int(used[place]), int(left[place]), unit)
-        signal, value = found.began.signal, found.began.value
-        if found.missing:
+        for signals, (before, after) in zip(self._signals, self._used, strict=True):
+            rows.add_use(node, signals[0].partition(".")[0], int(before[place]), int(after[place]), unit)
+        signal, value = course.began.signal, course.began.value
+        if course.missing:
             reason = f"{signal} stays below {value} after {evicted} evicted"
-            rows.add(node, "stuck", "", reason, found.missing, unit)
+            rows.add(node, "stuck", "", reason, course.missing, unit)
             return
         available = next(
-            int(there[place])
-            for there, signals in zip(self._available, self._signals, strict=True)
+            int(available[place])
+            for available, signals in zip(self._available, self._signals, strict=True)
             if signal in signals
         )
         rows.add(node, "relieved", "", f"{signal} was below {value}: {evicted} evicted", available, unit)
-        for condition, seconds in found.clears.items():
+        for condition, seconds in course.clears.items():
             rows.add(node, "clears", condition, "after the transition period", seconds, "s")
 
 
-def _reason(standing: int) -> str:
-    """Return the reason for an evicted pod from its priority, its class and, in the lowest bit, whether its
-    use is known.
+def _reason(key: int) -> str:
+    """Return the reason for an evicted pod from a key: `priority << 3 | qos << 1 | whether its use is
+    known`.
     """
-    unknown = "" if standing & 1 else ", no statistics"
-    return f"{QOS_NAMES[standing >> 1 & 3]}, priority {standing >> 3}{unknown}"
+    unknown = "" if key & 1 else ", no statistics"
+    return f"{QOS_NAMES[key >> 1 & 3]}, priority {key >> 3}{unknown}"
 
 
-def _unused_images(
+def _unused_image_bytes(
     snapshot: Snapshot, parameters: EvictParameters, configurations: NodeConfigurations, rows: Rows
 ) -> Callable[[int], int]:
-    """Return bytes of a node's images that eviction may delete."""
+    """Return a function of a node: the bytes of its images that eviction may delete."""
     if parameters.resource != "disk" or not parameters.reclaim or not snapshot.images.num_rows:
         return lambda node: 0
     columns, starts = image_columns(snapshot, rows)
     now = float(snapshot.meta.get("taken_at", 0.0))
 
-    def of(node: int) -> int:
-        mine = image_slice(columns, int(starts[node]), int(starts[node + 1]))
+    def unused_bytes(node: int) -> int:
+        images = image_slice(columns, int(starts[node]), int(starts[node + 1]))
         policy = ImageGCPolicy.from_config(configurations.of(node))
-        spare = np.frombuffer(selection.spare(mine, policy, now), np.bool_)
-        return int(mine.size[spare].sum())
+        unused = np.frombuffer(selection.spare(images, policy, now), np.bool_)
+        return int(images.size[unused].sum())
 
-    return of
+    return unused_bytes
 
 
 def _rules(config: KubeletConfiguration, layout: Layout, signal: str, parameters: EvictParameters) -> _Rules:
+    """Return the rules of a configuration; the thresholds of the parameters replace those for `signal`."""
     changed: dict[str, Any] = {}
     if parameters.threshold:
         hard = HARD_DEFAULTS if config.eviction_hard is None else config.eviction_hard
@@ -278,16 +291,20 @@ def _rules(config: KubeletConfiguration, layout: Layout, signal: str, parameters
         changed["eviction_soft"] = (config.eviction_soft or {}) | {signal: parameters.soft}
         graces = config.eviction_soft_grace_period or {}
         changed["eviction_soft_grace_period"] = graces | {signal: parameters.grace}
-    config = copy.copy(config)  # msgspec's own replace would turn zeros into defaults
+    # `msgspec.structs.replace` runs `__post_init__` again, which turns zeros into defaults.
+    config = copy.copy(config)
     for name, value in changed.items():
         setattr(config, name, value)
     thresholds = with_container_filesystem(thresholds_from_config(config), layout)
-    wanted = KINDS[parameters.resource].signals
-    mine = [threshold for threshold in thresholds if threshold.signal in wanted]
-    return _Rules(mine, float(config.eviction_pressure_transition_period), layout)
+    signals = KINDS[parameters.resource].signals
+    of_resource = [threshold for threshold in thresholds if threshold.signal in signals]
+    return _Rules(of_resource, float(config.eviction_pressure_transition_period), layout)
 
 
 def _usage(snapshot: Snapshot, parameters: EvictParameters, rows: Rows) -> Usage:
+    """Return the pods' use of the resource, and whether it is known; with the parameter `use`, a share of the
+    request stands for an unknown use.
+    """
     usage, known = snapshot.usage(parameters.resource)
     missing = int(len(known) - known.sum())
     if missing and parameters.use:
@@ -302,7 +319,8 @@ def _usage(snapshot: Snapshot, parameters: EvictParameters, rows: Rows) -> Usage
     return usage, known
 
 
-def _growing(growth: str) -> Callable[[NDArray[np.int64], NDArray[np.uint8]], NDArray[np.int64]]:
+def _growth(growth: str) -> Callable[[NDArray[np.int64], NDArray[np.uint8]], NDArray[np.int64]]:
+    """Return a function of the pods' use and whether it is known: the use after the growth."""
     if not growth:
         return lambda usage, known: usage
     if growth.endswith("%"):
@@ -312,9 +330,12 @@ def _growing(growth: str) -> Callable[[NDArray[np.int64], NDArray[np.uint8]], ND
     return lambda usage, known: usage + np.where(known == 1, amount, 0)
 
 
-def _given(
+def _assumed_available(
     snapshot: Snapshot, parameters: EvictParameters, signal: str, rows: Rows
 ) -> tuple[str, Callable[[NDArray[np.int64]], NDArray[np.int64]]] | None:
+    """Return the signal and a function of int64[nodes] capacities: what is available before the growth, as
+    the parameters assume; None without such an assumption.
+    """
     text = parameters.available
     if not text:
         return None
@@ -336,6 +357,7 @@ def _given(
 
 
 def _amount(text: str, field: str) -> int:
+    """Return a quantity as an integer. Raise `InvalidInput` that names the field."""
     try:
         amount = Quantity.parse(text).value
     except InvalidInput as error:
@@ -346,7 +368,10 @@ def _amount(text: str, field: str) -> int:
 
 
 def _share(values: NDArray[np.int64], text: str, field: str) -> NDArray[np.int64]:
-    """Return a percentage of integers, truncated, computed in integers only."""
+    """Return a percentage of each value, truncated. Raise `InvalidInput` that names the field.
+
+    Floats would round amounts above 2**53.
+    """
     try:
         percent = Quantity.parse(text.removesuffix("%"))
     except InvalidInput:

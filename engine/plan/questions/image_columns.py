@@ -1,4 +1,4 @@
-"""Arrange the snapshot's images in the form that image GC's rules read."""
+"""Arrange the images of a snapshot as the columns that the rules of image garbage collection read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from engine.tables import ImageColumns
 
 
 def image_columns(snapshot: Snapshot, rows: Rows) -> tuple[ImageColumns, NDArray[np.int64]]:
-    """Return columns of all images, and int64[nodes + 1] where each node begins; note their
-    origin in `rows`.
+    """Return the columns of all images, and int64[nodes + 1]: the first row of each node. Note their
+    origin.
     """
     images = snapshot.images
     node = images["node"].to_numpy()
@@ -38,6 +38,6 @@ def image_columns(snapshot: Snapshot, rows: Rows) -> tuple[ImageColumns, NDArray
 
 
 def image_slice(columns: ImageColumns, first: int, last: int) -> ImageColumns:
-    """Return one node's rows, without a copy."""
+    """Return rows `first` to `last` (exclusive) as views, without a copy."""
     names = ("size", "first_detected", "last_used", "pinned", "in_use", "live")
     return ImageColumns(*(getattr(columns, name)[first:last] for name in names))

@@ -1,6 +1,6 @@
 """Compute what image garbage collection would free on every node, and which images it would remove.
 
-The rules are `engine.images.policy` and `engine.images.selection`, over slices of the image columns.
+The agent's own rules decide (`engine.images.policy`, `engine.images.selection`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from engine.plan.snapshot.columns import Snapshot
 from engine.tables import ImageColumns
 
 DAY = 86400.0
+"""Seconds within which a use of a removed image is reported."""
 
 
 class ImageGCParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of image-gc. Ages are in seconds; None leaves the node's own setting."""
+    """Parameters of image-gc. Ages are in seconds; with None, the setting of the node applies."""
 
     high: Annotated[int | None, Meta(description="imageGCHighThresholdPercent")] = None
     low: Annotated[int | None, Meta(description="imageGCLowThresholdPercent")] = None
@@ -54,7 +55,7 @@ class ImageGCParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     images: Annotated[bool, Meta(description="one row per removed image, not only per node")] = True
 
     def __post_init__(self) -> None:
-        """Raise `InvalidInput` with the agent's message for thresholds and an order that it refuses."""
+        """Raise `InvalidInput` with the agent's message for thresholds and orders that an agent refuses."""
         try:
             ImageGCPolicy(
                 100 if self.high is None else self.high,
@@ -67,13 +68,14 @@ class ImageGCParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 def image_gc(snapshot: Snapshot, parameters: ImageGCParameters) -> Answer:
-    """Return rows `collect` (bytes freed), `idle`, `short` (bytes missing) or `unknown` per node; `remove`
-    per image, `used-again` per image that the history uses within a day of its removal; `used-before` and
-    `used-after` of the file system if any image is removed.
+    """Return per node `collect` (amount: bytes freed), `idle`, `short` (amount: bytes missing) or `unknown`.
+
+    If images are removed, `used-before` and `used-after` of the file system follow, `remove` per image, and
+    `used-again` per image that the history uses within a day of its removal.
     """
     rows = Rows(snapshot.node_names)
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
-    configurations.note(rows)
+    configurations.add_notes(rows)
     columns, starts = image_columns(snapshot, rows)
     capacity, available = _file_system(snapshot, parameters, rows)
     now = float(snapshot.meta.get("taken_at", 0.0))
@@ -92,12 +94,12 @@ def image_gc(snapshot: Snapshot, parameters: ImageGCParameters) -> Answer:
         if policy.off:
             rows.add(node, "idle", "", "image GC is off", 0, "bytes")
             continue
-        mine = image_slice(columns, first, last)
-        removed, verdict = _run(mine, policy, int(capacity[node]), int(available[node]), now)
-        rows.add(node, *verdict)
+        images = image_slice(columns, first, last)
+        removed, result = _collect(images, policy, int(capacity[node]), int(available[node]), now)
+        rows.add(node, *result)
         if removed:
             used = int(capacity[node]) - int(available[node])
-            freed = sum(int(mine.size[row]) for row, _ in removed)
+            freed = sum(int(images.size[row]) for row, _ in removed)
             rows.add_use(node, "imagefs", used, used - freed, "bytes")
         for row, reason in removed:
             position = first + row
@@ -111,10 +113,14 @@ def image_gc(snapshot: Snapshot, parameters: ImageGCParameters) -> Answer:
     return rows.answer()
 
 
-def _run(
+def _collect(
     columns: ImageColumns, policy: ImageGCPolicy, capacity: int, available: int, now: float
 ) -> tuple[list[tuple[int, str]], tuple[str, str, str, int, str]]:
-    """Run the age pass, then the space pass. The agent is assumed to have run for longer than any age."""
+    """Collect the images of one node: first those beyond the maximum age, then until enough bytes are free.
+
+    Return the removed rows with reasons, and the decision, object, reason, amount and unit of the node's row.
+    """
+    # A kubelet that has just started spares images for the maximum age. Here it has run for longer.
     aged = selection.order(columns, selection.old(columns, policy, now, -np.inf), policy, now)
     removed = [(row, "older than the maximum age") for row in aged]
     freed = int(columns.size[aged].sum())

@@ -1,5 +1,7 @@
-"""Find what can run short on each node, as eviction watches it: memory, file systems by layout,
-process ids.
+"""Read the stores of each node that eviction signals watch: memory, file systems, inodes and process IDs.
+
+A store has a capacity and an available amount. Which file systems a node has depends on its layout: images
+and writable layers may be on nodefs, on imagefs, or on containerfs.
 """
 
 from __future__ import annotations
@@ -35,13 +37,15 @@ from engine.tables.eviction import Ranked
 Resource = Literal["memory", "disk", "inodes", "processes"]
 LAYOUTS: Final[tuple[Layout, ...]] = ("shared", "imagefs", "split")
 SAME_READING = 0.01
-"""Statistics of one file system are taken at slightly different times, once for each of its uses."""
+"""Share of the capacity by which two readings of one file system may differ: they are taken one after
+another.
+"""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Describe one resource: the signals of each of its stores by layout, how pods are ranked, and the unit
-    of amounts.
+    """Describe one resource: the signals of each store by layout, the column by which pods are ranked for
+    eviction, and the unit of amounts.
     """
 
     stores: dict[Layout, tuple[tuple[str, ...], ...]]
@@ -50,10 +54,12 @@ class Kind:
 
     @property
     def signals(self) -> tuple[str, ...]:
+        """Return all signals of the resource."""
         return tuple(signal for store in self.stores["shared"] for signal in store)
 
 
 def _disk(nodefs: str, imagefs: str, containerfs: str) -> dict[Layout, tuple[tuple[str, ...], ...]]:
+    """Return by layout which of three signals watch the same file system."""
     return {
         "shared": ((nodefs, imagefs, containerfs),),
         "imagefs": ((nodefs,), (imagefs, containerfs)),
@@ -72,45 +78,48 @@ KINDS: dict[Resource, Kind] = {
     "processes": Kind({"shared": ((PID_AVAILABLE,),)}, "processes", "processes"),
 }
 
-Unusable = NDArray[np.int64]
-Grow = Callable[[Unusable, NDArray[np.uint8]], Unusable]
-"""Compute use after the requested growth, from use and whether it is known."""
+Values = NDArray[np.int64]
+Grow = Callable[[Values, NDArray[np.uint8]], Values]
+"""A function of int64[pods] use and uint8[pods] whether it is known: the use after the growth."""
 
 
 @dataclass(frozen=True)
-class _Held:
-    """Hold a part of the pods' use after their growth; per node: its value before, the amount added, and
-    whether it is known of every pod.
+class _PodUse:
+    """Hold what pods use of one store.
+
+    `use` is per pod, after the growth. Per node: the sum `before` the growth, the `growth`, and whether the
+    use of every pod is `known`.
     """
 
     use: Usage
-    before: Unusable
-    growth: Unusable
+    before: Values
+    growth: Values
     known: NDArray[np.bool_]
 
 
 class _Column(NamedTuple):
-    """Hold one store of all nodes before the growth: its readings, the nodes that can have it, and the pods'
-    use.
+    """Hold one store of all nodes before the growth: its signals, int64[nodes] readings (-1 unknown), and
+    what pods use of it.
     """
 
     signals: tuple[str, ...]
-    capacity: Unusable
-    available: Unusable
-    held: _Held
+    capacity: Values
+    available: Values
+    of_pods: _PodUse
 
     @property
     def readable(self) -> NDArray[np.bool_]:
+        """Return bool[nodes]: the nodes with both readings."""
         known: NDArray[np.bool_] = (self.capacity > 0) & (self.available >= 0)
         return known
 
 
 class NodeStores:
-    """Hold each node's stores after its pods' growth; stores that cannot be read are left out.
+    """Hold the stores of each node after the growth of its pods. Stores without readings are left out.
 
-    `alike` groups the nodes that have the same ones, and `of` returns those of such nodes. `usage` is the
-    pods' total use, known or assumed;
-    `given` is a signal and, computed from the capacities, the amount available in its store on every node.
+    `groups` yields nodes with the same stores, and `of` returns the stores of such nodes. `usage` is the
+    total use of pods, known or assumed. `assumed_available` is a signal, and a function of int64[nodes]
+    capacities that returns the amount available in its store.
     """
 
     def __init__(
@@ -120,7 +129,7 @@ class NodeStores:
         configurations: NodeConfigurations,
         usage: Usage,
         grow: Grow,
-        given: tuple[str, Callable[[Unusable], Unusable]] | None,
+        assumed_available: tuple[str, Callable[[Values], Values]] | None,
         rows: Rows,
     ) -> None:
         self._resource, self._configurations = resource, configurations
@@ -130,72 +139,78 @@ class NodeStores:
             _layouts(snapshot) if resource in ("disk", "inodes") else np.zeros(snapshot.node_count, np.int64)
         )
         self._readings = _readings(snapshot, resource)
-        self._given: dict[str, Unusable] = {}
-        if given is not None:
-            signal, available = given
+        self._assumed: dict[str, Values] = {}
+        if assumed_available is not None:
+            signal, available = assumed_available
             for stores in KINDS[resource].stores.values():
-                # The readings of a store are kept under its first signal, and the layout says which that is.
+                # The readings of a store are stored under its first signal, which depends on the layout.
                 first = next(store[0] for store in stores if signal in store)
-                self._given[first] = available(self._readings[first][0])
-            self._given_signal = signal
-        self._held: dict[str, _Held] = {}
-        self._put_use("all", usage, grow(*usage))
+                self._assumed[first] = available(self._readings[first][0])
+            self._assumed_signal = signal
+        self._pod_use: dict[str, _PodUse] = {}
+        self._set_pod_use("all", usage, grow(*usage))
         if self._layout.any():
-            self._divide(snapshot, usage, grow, rows)
-        there = {LAYOUTS[number] for number in np.unique(self._layout).tolist()}
-        self._columns = {layout: self._stores(layout) for layout in LAYOUTS if layout in there}
+            self._split_pod_use(snapshot, usage, grow, rows)
+        layouts = {LAYOUTS[number] for number in np.unique(self._layout).tolist()}
+        self._columns = {layout: self._columns_of(layout) for layout in LAYOUTS if layout in layouts}
 
-    def alike(self) -> Iterator[tuple[Unusable, Layout, list[int]]]:
-        """Yield nodes with the same configuration and layout that have the same stores, and the indices of
-        these in the layout.
+    def groups(self) -> Iterator[tuple[Values, Layout, list[int]]]:
+        """Yield groups of nodes with the same configuration, layout and readable stores: int64[n] nodes,
+        their layout, and the indices of the readable stores in this layout.
         """
         readable = np.zeros(len(self._layout), np.int64)
         for layout, columns in self._columns.items():
-            mine = self._layout == LAYOUTS.index(layout)
+            of_layout = self._layout == LAYOUTS.index(layout)
             for place, column in enumerate(columns):
-                readable |= (mine & column.readable).astype(np.int64) << place
+                readable |= (of_layout & column.readable).astype(np.int64) << place
+        # One number per node: the configuration, the layout, and four bits for the readable stores.
         code = (self._configurations.codes.astype(np.int64) << 8 | self._layout << 4) | readable
         found, which = np.unique(code, return_inverse=True)
         for number, key in enumerate(found.tolist()):
             places = [place for place in range(4) if key >> place & 1]
             yield np.flatnonzero(which == number), LAYOUTS[key >> 4 & 3], places
 
-    def of(self, nodes: Unusable, layout: Layout, readable: Iterable[int]) -> list[NodeStore]:
-        """Return their columns, one entry for each of the nodes, without images."""
+    def of(self, nodes: Values, layout: Layout, readable: Iterable[int]) -> list[NodeStore]:
+        """Return the readable stores of the nodes of a group, without bytes of images."""
         found = []
         for place in readable:
             column = self._columns[layout][place]
-            available = column.available[nodes] - column.held.growth[nodes]
+            available = column.available[nodes] - column.of_pods.growth[nodes]
             images = np.zeros(len(nodes), np.int64)
             found.append(
-                NodeStore(column.signals, column.capacity[nodes], available, images, column.held.use)
+                NodeStore(column.signals, column.capacity[nodes], available, images, column.of_pods.use)
             )
         return found
 
-    def _stores(self, layout: Layout) -> list[_Column]:
+    def _columns_of(self, layout: Layout) -> list[_Column]:
+        """Return the stores of a layout, over all nodes."""
         columns = []
-        for group in KINDS[self._resource].stores[layout]:
-            capacity, available = self._readings[group[0]]
-            held = self._held[self._part(group, layout)]
-            if group[0] == ALLOCATABLE_MEMORY_AVAILABLE:
-                limited = np.flatnonzero((capacity < 0) & held.known)
+        for signals in KINDS[self._resource].stores[layout]:
+            capacity, available = self._readings[signals[0]]
+            of_pods = self._pod_use[self._part(signals, layout)]
+            if signals[0] == ALLOCATABLE_MEMORY_AVAILABLE:
+                # Without statistics of the cgroup of all pods, its limit follows from the configuration, and
+                # its use is the sum over the pods.
+                limited = np.flatnonzero((capacity < 0) & of_pods.known)
                 limits = self._allocatable_limits(limited)
                 capacity, available = capacity.copy(), available.copy()
-                capacity[limited], available[limited] = limits, np.maximum(limits - held.before[limited], 0)
-            if self._given and self._given_signal in group:
-                available = self._given[group[0]]
-            columns.append(_Column(group, capacity, available, held))
+                capacity[limited] = limits
+                available[limited] = np.maximum(limits - of_pods.before[limited], 0)
+            if self._assumed and self._assumed_signal in signals:
+                available = self._assumed[signals[0]]
+            columns.append(_Column(signals, capacity, available, of_pods))
         return columns
 
-    def _put_use(self, part: str, before: Usage, grown: Unusable) -> None:
+    def _set_pod_use(self, part: str, before: Usage, grown: Values) -> None:
+        """Set a part of the pods' use from the use before and after the growth."""
         known = _per_node(before[1], self._offsets) == np.diff(self._offsets)
-        uses = [self._sums(values) for values in (before[0], grown)]
-        self._held[part] = _Held((grown, before[1]), uses[0], uses[1] - uses[0], known)
+        sums = [self._sum_per_node(values) for values in (before[0], grown)]
+        self._pod_use[part] = _PodUse((grown, before[1]), sums[0], sums[1] - sums[0], known)
 
-    def _sums(self, values: Unusable) -> Unusable:
-        """Sum per node. Raise `InvalidInput` if a sum exceeds the range of amounts."""
+    def _sum_per_node(self, values: Values) -> Values:
+        """Return int64[nodes]: the sums of int64[pods]. Raise `InvalidInput` for a sum that is too large."""
         if int(values.max(initial=0)) * len(values) > MAX_AMOUNT:
-            # The sums of floats first: those of int64 would wrap around without an error.
+            # Sums of floats find the nodes: those of int64 would wrap around without an error.
             beyond = np.flatnonzero(_per_node(values.astype(np.float64), self._offsets) > MAX_AMOUNT)
             if len(beyond):
                 name = self._node_names[int(beyond[0])]
@@ -204,19 +219,21 @@ class NodeStores:
                 )
         return _per_node(values, self._offsets)
 
-    def _part(self, group: tuple[str, ...], layout: Layout) -> str:
-        """Return the part of the pods' use that lies in this store."""
+    def _part(self, signals: tuple[str, ...], layout: Layout) -> str:
+        """Return which part of the pods' use is in a store.
+
+        Logs and volumes ("files") are on nodefs. Writable layers ("layers") are on imagefs, but on nodefs if
+        only images have a file system of their own.
+        """
         if layout == "shared":
             return "all"
         nodefs = KINDS[self._resource].signals[0]
         if layout == "imagefs":
-            return "files" if nodefs in group else "layers"
-        return "all" if nodefs in group else "none"
+            return "files" if nodefs in signals else "layers"
+        return "all" if nodefs in signals else "none"
 
-    def _divide(self, snapshot: Snapshot, usage: Usage, grow: Grow, rows: Rows) -> None:
-        """Separate writable layers from logs and volumes, for nodes that keep them on different
-        file systems.
-        """
+    def _split_pod_use(self, snapshot: Snapshot, usage: Usage, grow: Grow, rows: Rows) -> None:
+        """Set the use of writable layers, and of logs and volumes, for nodes with several file systems."""
         layers, known = snapshot.usage("layers" if self._resource == "disk" else "layer_inodes")
         missing = int((usage[1] > known).sum())
         if missing:
@@ -224,14 +241,14 @@ class NodeStores:
         files = np.maximum(usage[0] - layers, 0), usage[1]
         # Growth by an amount goes to the layers alone, or both parts together would grow twice as much.
         grown_layers = np.minimum(grow(layers, known), grow(*usage)) if known.any() else layers
-        self._put_use("layers", (layers, known), grown_layers)
-        self._put_use("files", files, files[0] + (grow(*usage) - usage[0]) - (grown_layers - layers))
+        self._set_pod_use("layers", (layers, known), grown_layers)
+        self._set_pod_use("files", files, files[0] + (grow(*usage) - usage[0]) - (grown_layers - layers))
         nothing = np.zeros(len(layers), np.int64)
-        self._put_use("none", (nothing, np.ones(len(layers), np.uint8)), nothing)
+        self._set_pod_use("none", (nothing, np.ones(len(layers), np.uint8)), nothing)
 
-    def _allocatable_limits(self, nodes: Unusable) -> Unusable:
-        """Return the bytes that the cgroup of all pods may use on each of these nodes, by the configuration;
-        -1 if memory is not known.
+    def _allocatable_limits(self, nodes: Values) -> Values:
+        """Return int64[n]: the memory limit of the cgroup of all pods on each of these nodes, in bytes, by
+        its configuration; -1 if the node's memory is unknown or the cgroup has no limit.
         """
         pairs = np.stack([self._configurations.codes[nodes], self._memory[nodes]])
         distinct, first, which = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
@@ -250,14 +267,15 @@ class NodeStores:
 
 
 def _per_node(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
-    """Sum one value per pod over each node."""
+    """Return the sum of one value per pod for each node."""
     running = values.cumsum()
     return np.diff(np.concatenate([np.zeros(1, running.dtype), running])[offsets])
 
 
 def _layouts(snapshot: Snapshot) -> NDArray[np.int64]:
-    """Return where images and writable layers lie on each node, as an index of `LAYOUTS`, by whether file
-    systems have equal readings.
+    """Return int64[nodes]: the layout of each node, an index of `LAYOUTS`.
+
+    The summary API names file systems by use only: two with equal readings are one.
     """
     dedicated = ~_same(snapshot, "imagefs", "nodefs")
     split = dedicated & ~_same(snapshot, "containerfs", "imagefs")
@@ -265,7 +283,7 @@ def _layouts(snapshot: Snapshot) -> NDArray[np.int64]:
 
 
 def _same(snapshot: Snapshot, one: str, other: str) -> NDArray[np.bool_]:
-    """Tell whether two file systems of a node are one; also true if either is not known."""
+    """Return bool[nodes]: whether two file systems of a node are the same one, or one of them is unknown."""
     sizes = [snapshot.reading(f"{name}_capacity") for name in (one, other)]
     free = [snapshot.reading(f"{name}_available") for name in (one, other)]
     same = (sizes[0] == sizes[1]) & (np.abs(free[0] - free[1]) <= sizes[0] * SAME_READING)
@@ -273,8 +291,8 @@ def _same(snapshot: Snapshot, one: str, other: str) -> NDArray[np.bool_]:
     return known
 
 
-def _readings(snapshot: Snapshot, resource: Resource) -> dict[str, tuple[Unusable, Unusable]]:
-    """Return capacity and available amount by signal, -1 if not known."""
+def _readings(snapshot: Snapshot, resource: Resource) -> dict[str, tuple[Values, Values]]:
+    """Map a signal to the capacity and the available amount, int64[nodes] each, -1 unknown."""
     if resource == "memory":
         free, used = snapshot.reading("pods_memory_available"), snapshot.reading("pods_memory_working_set")
         known = (free >= 0) & (used >= 0)
@@ -298,5 +316,5 @@ def _readings(snapshot: Snapshot, resource: Resource) -> dict[str, tuple[Unusabl
     }
 
 
-def _capacity(snapshot: Snapshot, resource: str) -> Unusable:
+def _capacity(snapshot: Snapshot, resource: str) -> Values:
     return snapshot.allocatable(resource, "capacity")

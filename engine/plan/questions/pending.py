@@ -1,8 +1,8 @@
 """Explain why pods are pending, and find the node groups that would have to grow for them.
 
-A pod is pending if the scheduler's filters leave no node that has its requests. A node group is made of the
-nodes with one value of a label, in one zone: a new node is like an existing one without the pods that are not
-daemons. Groups grow one node after another, by the group that takes the most pods, then the cheapest.
+A pod is pending if no node passes the scheduler's filters and has its requests. A node group consists of the
+nodes of one zone that have the same value of a label. A new node is like an existing one that runs its daemon
+pods only. The group that takes the most pods grows first; of groups that take equally many, the cheapest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GROUP_LABELS: Final = (
     "karpenter.sh/nodepool",
     INSTANCE_TYPE,
 )
-"""Labels that name a node's group; the first one that a node has counts."""
+"""Labels that name the group of a node. The first one that a node has counts."""
 NO_CONSTRAINTS: Final = (
     "the snapshot holds no taints, selectors, affinity or volumes of pods: by requests alone"
 )
@@ -60,16 +60,16 @@ class PendingParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Hold a group by its name, the instance type, and the node that a new one is like."""
+    """Hold the name of a group, its instance type, and the existing node that a new one is like."""
 
     name: str
-    kind: str
+    instance_type: str
     like: int
 
 
 @dataclass(frozen=True)
 class GroupGrowth:
-    """Tell how many new nodes of a group take which pods, and why it takes the others not."""
+    """Hold how many new nodes of a group take which pods, and the reason for each pod that they refuse."""
 
     group: NodeGroup
     nodes: int
@@ -78,14 +78,17 @@ class GroupGrowth:
 
 
 def pending(snapshot: Snapshot, parameters: PendingParameters) -> Answer:
-    """Return rows `pending` (why no node takes a pod), `binds` (a node would take it now), `option` per group
-    that would take some of them (amount: nodes), `grow` for the groups that are needed, `no-group` for pods
-    that no group takes, and `unknown` if the snapshot lacks what the decision needs.
+    """Return rows `pending` (reason: why no node takes the pod), `binds` (a node would take the pod now) or
+    `unknown` (the snapshot lacks data for the decision) per pod; `option` per group that would take some of
+    the pods (amount: new nodes), `grow` for the groups that have to grow, and `no-group` for pods that no
+    group takes.
     """
     return _Pending(snapshot, parameters).answer()
 
 
 class _Pending:
+    """Compute one answer."""
+
     def __init__(self, snapshot: Snapshot, parameters: PendingParameters) -> None:
         self._snapshot, self._parameters = snapshot, parameters
         self._rows = Rows([*snapshot.node_names, ""])
@@ -95,36 +98,39 @@ class _Pending:
         self._groups = _node_groups(snapshot, parameters.group_by)
 
     def answer(self) -> Answer:
-        waiting = self._place_now()
-        left, grown = dict(waiting), list[GroupGrowth]()
-        options = [self._growth(group, list(left)) for group in self._groups] if left else []
+        """Schedule the pods that have no node, then grow groups for those that fit nowhere."""
+        pending_pods = self._schedule_now()
+        left, grown = list(pending_pods), list[GroupGrowth]()
+        options = [self._grow(group, left) for group in self._groups] if left else []
         for one in sorted(options, key=self._preference):
             if one.pods:
-                self._add("option", one)
+                self._add_growth("option", one)
         while left:
             best = min((one for one in options if one.pods), key=self._preference, default=None)
             if best is None:
                 break
             grown.append(best)
-            self._add("grow", best)
-            left = {row: why for row, why in left.items() if row not in best.pods}
-            options = [self._growth(one.group, list(left)) for one in options if one.group != best.group]
+            self._add_growth("grow", best)
+            left = [row for row in left if row not in best.pods]
+            # The other groups start again from no new node: a part of their pods has a node now.
+            options = [self._grow(one.group, left) for one in options if one.group != best.group]
         for row in left:
-            self._rows.add(
-                self._cluster, "no-group", self._snapshot.pod_label(row), self._refusal(row), 1, "pods"
-            )
+            label = self._snapshot.pod_label(row)
+            self._rows.add(self._cluster, "no-group", label, self._refusal(row), 1, "pods")
         answer = self._rows.answer()
-        return replace(answer, headline=self._headline(len(waiting), grown, len(left)))
+        return replace(answer, headline=self._headline(len(pending_pods), grown, len(left)))
 
-    def _place_now(self) -> dict[int, str]:
-        """Return why no node takes each pending pod; add rows for all."""
+    def _schedule_now(self) -> list[int]:
+        """Schedule all pods without a node, the highest priority first, and add a row for each; return those
+        that fit nowhere.
+        """
         snapshot, rows = self._snapshot, self._rows
         phases = snapshot.pods["phase"].slice(snapshot.placed).to_pylist()
         pods = [snapshot.placed + place for place, phase in enumerate(phases) if phase in ("Pending", "")]
         scheduler = PodScheduler.over_all_nodes(snapshot, "scheduler")
         requests = request_matrix(snapshot, np.array(pods, np.int64))
         priority: NDArray[np.int32] = snapshot.pods["priority"].to_numpy()
-        waiting = {}
+        pending_pods = []
         for place in sorted(range(len(pods)), key=lambda place: -int(priority[pods[place]])):
             row = pods[place]
             label = snapshot.pod_label(row)
@@ -136,60 +142,56 @@ class _Pending:
             if found.node != NO_NODE:
                 rows.add(found.node, "binds", label, "a node would take it now", 1, "pods")
                 continue
-            waiting[row] = found.reason
+            pending_pods.append(row)
             rows.add(self._cluster, "pending", label, found.reason, 1, "pods")
-        return waiting
+        return pending_pods
 
-    def _growth(self, group: NodeGroup, pods: Sequence[int]) -> GroupGrowth:
-        """Add nodes of a group, one at a time, while they take pods."""
+    def _grow(self, group: NodeGroup, pods: Sequence[int]) -> GroupGrowth:
+        """Add nodes of a group, one at a time, as long as each takes at least one of the pods."""
         snapshot = self._snapshot
         # Every pod fits on a new node of its own, or on none.
         count = min(self._parameters.most, len(pods))
         if not count:
             return GroupGrowth(group, 0, (), {})
-        larger = with_nodes(snapshot, group.like, count, _daemons(snapshot, group.like))
+        larger = with_nodes(snapshot, group.like, count, _daemon_requests(snapshot, group.like))
         scheduler = PodScheduler.over_all_nodes(larger, "pack")
         scheduler.capacity.open[:] = False
         requests = request_matrix(snapshot, np.array(pods, np.int64))
         used, taken, refused = 0, list[int](), dict[int, str]()
         for row, request in zip(pods, requests, strict=True):
-            found = self._placed(scheduler, row, request)
-            if found == NO_NODE and used < count:
+            node, _ = _schedule(scheduler, row, request)
+            if node == NO_NODE and used < count:
                 scheduler.capacity.open[snapshot.node_count + used] = True
-                found = self._placed(scheduler, row, request)
-                if found == NO_NODE:
-                    refused[row] = self._why
+                node, reason = _schedule(scheduler, row, request)
+                if node == NO_NODE:
+                    refused[row] = reason
                     scheduler.capacity.open[snapshot.node_count + used] = False
                 else:
                     used += 1
-            if found != NO_NODE:
+            if node != NO_NODE:
                 taken.append(row)
         return GroupGrowth(group, used, tuple(taken), refused)
 
-    def _placed(self, scheduler: PodScheduler, row: int, request: NDArray[np.int64]) -> int:
-        try:
-            found = scheduler.schedule(row, NO_NODE, request)
-        except Undecidable as unknown:
-            self._why = str(unknown)
-            return NO_NODE
-        self._why = found.reason
-        return found.node
-
     def _preference(self, one: GroupGrowth) -> tuple[int, float, int, str]:
-        price = self._parameters.prices.get(one.group.kind, 0.0)
+        """Return a key by which groups are preferred, the least first: most pods, lowest cost, fewest
+        nodes.
+        """
+        price = self._parameters.prices.get(one.group.instance_type, 0.0)
         return -len(one.pods), price * one.nodes, one.nodes, one.group.name
 
     def _refusal(self, row: int) -> str:
-        """Explain for each node group why its new nodes would not fit a pod."""
-        said: Counter[str] = Counter()
+        """Explain why no group takes a pod: each reason, with the number of groups to which it applies."""
+        reasons: Counter[str] = Counter()
         for group in self._groups:
-            growth = self._growth(group, [row])
-            said[growth.refused.get(row, "").removeprefix("no node of 1: 1 ")] += 1
-        if not said:
+            growth = self._grow(group, [row])
+            # Each group was tried with one new node, which the reason need not mention.
+            reasons[growth.refused.get(row, "").removeprefix("no node of 1: 1 ")] += 1
+        if not reasons:
             return "no node group to grow"
-        return "; ".join(f"{counted(count, 'group')} {why}" for why, count in said.items())
+        return "; ".join(f"{counted(count, 'group')} {reason}" for reason, count in reasons.items())
 
-    def _add(self, decision: str, one: GroupGrowth) -> None:
+    def _add_growth(self, decision: str, one: GroupGrowth) -> None:
+        """Add a row for a group with its first pods and its cost."""
         labels = [self._snapshot.pod_label(row) for row in one.pods[:3]]
         more = f" and {len(one.pods) - 3} more" if len(one.pods) > 3 else ""
         cost = self._cost(one)
@@ -197,19 +199,23 @@ class _Pending:
         self._rows.add(self._cluster, decision, one.group.name, reason, one.nodes, "nodes")
 
     def _cost(self, one: GroupGrowth) -> float | None:
+        """Return the price of the new nodes of a group; None, with a note, without a price of their type."""
         prices = self._parameters.prices
         if not prices:
             return None
-        if one.group.kind not in prices:
-            self._rows.notes[f"instance types without a price: {one.group.kind or 'without a type'}"] = 0
+        kind = one.group.instance_type
+        if kind not in prices:
+            # Set, and not counted by `note`: the cost of a group is computed several times.
+            self._rows.notes[f"instance types without a price: {kind or 'without a type'}"] = 0
             return None
-        return prices[one.group.kind] * one.nodes
+        return prices[kind] * one.nodes
 
-    def _headline(self, waiting: int, grown: list[GroupGrowth], left: int) -> str:
-        if not waiting:
+    def _headline(self, pending_count: int, grown: list[GroupGrowth], left: int) -> str:
+        """Return the answer as a sentence; `left` is the number of pods that no group takes."""
+        if not pending_count:
             return "No pod is pending for want of a node."
         helped = sum(len(one.pods) for one in grown)
-        parts = [f"{counted(waiting, 'pod')} pending for want of a node"]
+        parts = [f"{counted(pending_count, 'pod')} pending for want of a node"]
         if grown:
             nodes = ", ".join(f"{counted(one.nodes, 'node')} more of {one.group.name}" for one in grown)
             costs = [cost for one in grown if (cost := self._cost(one)) is not None]
@@ -220,9 +226,20 @@ class _Pending:
         return "; ".join(parts) + "."
 
 
+def _schedule(scheduler: PodScheduler, row: int, request: NDArray[np.int64]) -> tuple[int, str]:
+    """Schedule a pod that has no node; return the node, or -1 and the reason."""
+    try:
+        found = scheduler.schedule(row, NO_NODE, request)
+    except Undecidable as unknown:
+        return NO_NODE, str(unknown)
+    return found.node, found.reason
+
+
 def _node_groups(snapshot: Snapshot, label: str) -> list[NodeGroup]:
-    """Return the groups; a ready node of each stands for a new one. Raise `InvalidInput` for a label that no
-    node has.
+    """Return the groups of nodes by a label ("": the first of `GROUP_LABELS` that a node has) and zone.
+
+    New nodes of a group are like its first ready one. Raise `InvalidInput` for a label that no ready node
+    has.
     """
     ready = snapshot.nodes["ready"].fill_null(True).to_pylist()
     found: dict[str, NodeGroup] = {}
@@ -239,8 +256,8 @@ def _node_groups(snapshot: Snapshot, label: str) -> list[NodeGroup]:
     return list(found.values())
 
 
-def _daemons(snapshot: Snapshot, node: int) -> dict[str, int]:
-    """Return what the daemons of a node take of it."""
+def _daemon_requests(snapshot: Snapshot, node: int) -> dict[str, int]:
+    """Return the sums of the requests of the daemon pods of a node, and their number as `pods`."""
     first, last = int(snapshot.offsets[node]), int(snapshot.offsets[node + 1])
     rows = first + np.flatnonzero(of_daemon_sets(snapshot)[first:last])
     sums = request_matrix(snapshot, rows).sum(axis=0)

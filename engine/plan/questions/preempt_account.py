@@ -1,6 +1,4 @@
-"""Explain how the agent's preemption chooses its victims, node by node: the steps, and which pods
-stay and why.
-"""
+"""Explain how the agent's preemption chooses its victims on each node: its steps, and why other pods stay."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from engine.plan.placement.fit import NodeUse
 from engine.plan.questions.preempt_policy import node_table
 
 
-def list_account(
+def add_account(
     rows: Rows,
     use: NodeUse,
     pod: Pod,
@@ -30,11 +28,12 @@ def list_account(
     chosen: NDArray[np.int32],
     stuck: NDArray[np.bool_],
 ) -> None:
-    """Add `step` rows in order of choice (amount: which step), then `passed-over` ones, for each node in
-    `short`.
+    """Add for each node in `short` a row `step` per victim in the order of choice (amount: the number of the
+    step), then a row `passed-over` per pod that stays (reason: why).
 
-    The victims of node i are rows `chosen[offsets[i]:offsets[i + 1]]`. If even all pods are not enough
-    (`stuck`), there are no steps, and only the pods that may not be preempted are listed.
+    `short` yields nodes and the missing amounts by resource. The victims of node i are rows
+    `chosen[offsets[i]:offsets[i + 1]]`. On a `stuck` node, bool[nodes], even all pods are not enough: it gets
+    no steps, and only the pods that may not be preempted are listed.
     """
     critical, priority = is_critical(pod), pod.spec.priority
     for node, missing in short:
@@ -67,6 +66,7 @@ def list_account(
 
 
 def _reason(step: AdmissionStep) -> str:
+    """Return the rank of a victim, what was short before the step, and what the victim frees of it."""
     rank = f"{step.qos}, " + ("no priority" if step.priority is None else f"priority {step.priority}")
     short, frees = _listed(step.short), _listed(step.frees)
     return f"{rank}; short of {short}; frees {frees} of that; distance {step.distance:.4g}"

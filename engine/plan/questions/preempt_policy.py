@@ -1,7 +1,7 @@
-"""Apply the policies other than the kubelet's, node by node through `engine.admission.preempt`.
+"""Choose victims by preemption policies other than the kubelet's, one node after another.
 
-Their searches are bounded in time on a node; here they are bounded in steps, so that an answer does not
-depend on how fast the machine is.
+`engine.admission.preempt` searches. On a node, its time is limited. Here its steps are limited instead, so
+that an answer does not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from engine.plan.placement.fit import Fit, NodeUse
 from engine.tables import PodColumns, PodTable
 
 STEPS = 1_000_000
-"""How many sets a search may examine, in part or whole."""
+"""How many sets of pods a search may examine, complete or partial."""
 
 
 def node_columns(columns: PodColumns, first: int, last: int) -> PodColumns:
-    """Copy one node's rows."""
-    mine = replace(columns, fractions={})
+    """Return a copy of rows `first` to `last` (exclusive)."""
+    copied = replace(columns, fractions={})
     for name in ("node", "qos", "flags", "priority", "creation", "requests", "ranking", "limits"):
-        setattr(mine, name, np.ascontiguousarray(getattr(columns, name)[..., first:last]))
-    return mine
+        setattr(copied, name, np.ascontiguousarray(getattr(columns, name)[..., first:last]))
+    return copied
 
 
 def node_table(use: NodeUse, node: int) -> PodTable:
-    """Return one node's pods; their uids are their positions on the node, as text."""
+    """Return a table of the pods of one node. The uid of a pod is its position on the node, as text."""
     tables = use.tables
     first, last = int(tables.offsets[node]), int(tables.offsets[node + 1])
     uids = [str(position) for position in range(last - first)]
@@ -39,7 +39,10 @@ def node_table(use: NodeUse, node: int) -> PodTable:
 
 
 def short_nodes(checked: Fit, needs: NDArray[np.int64]) -> Iterator[tuple[int, dict[str, int]]]:
-    """Return the nodes on which something is short, and the missing amounts."""
+    """Yield each node on which something is short, and the missing amounts by resource.
+
+    `needs` is int64[resources, nodes].
+    """
     for node in np.flatnonzero(needs.any(axis=0)).tolist():
         amounts = zip(checked.resources, needs[:, node].tolist(), strict=True)
         yield node, {name: amount for name, amount in amounts if amount}
@@ -48,8 +51,10 @@ def short_nodes(checked: Fit, needs: NDArray[np.int64]) -> Iterator[tuple[int, d
 def victims_by_policy(
     use: NodeUse, pod: Pod, checked: Fit, needs: NDArray[np.int64], policy: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], int]:
-    """Return offsets, victim rows, what stays short as int64[k, nodes], and the number of
-    searches cut off.
+    """Return the victims on all nodes, and how many searches were cut off before they were complete.
+
+    The victims of node i are rows `chosen[offsets[i]:offsets[i + 1]]` of the first two arrays, offsets and
+    chosen. The third, int64[resources, nodes], is what all preemptable pods together do not free.
     """
     chosen: list[int] = []
     counts = np.zeros(needs.shape[1], np.int64)

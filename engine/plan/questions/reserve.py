@@ -57,14 +57,20 @@ class ReserveParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 def reserve(snapshot: Snapshot, parameters: ReserveParameters) -> Answer:
-    """Return per node type `reserve` (object the field of the configuration, amount its value) and
-    `max-pods`; per node `under-reserved` (amount: how far the worst moment went beyond today's reserve) or
-    `reserved` (amount: what was left of it).
+    """Return per node type `reserve` (object: the field of the configuration, amount: its value) and
+    `max-pods`; per node `under-reserved` (amount: by how much the worst moment exceeded today's reserve) or
+    `reserved` (amount: how much of the reserve was left at the worst moment).
+
+    Raise `InvalidInput` if the history has no memory of the snapshot's nodes.
     """
     return _Reserve(snapshot, parameters).answer()
 
 
 class _Reserve:
+    """Compute one answer. `_short` counts the nodes that exceeded their reserve, by resource; `_sentences`
+    are the parts of the headline.
+    """
+
     def __init__(self, snapshot: Snapshot, parameters: ReserveParameters) -> None:
         self._snapshot, self._parameters = snapshot, parameters
         self._history: History = read_history(Path(parameters.history))
@@ -73,7 +79,7 @@ class _Reserve:
         self._use = PodUse(snapshot, Workloads(snapshot), self._history)
         self._nodes = nodes_outside(snapshot, self._history, self._use)
         self._short: dict[str, int] = dict.fromkeys(("memory", "cpu"), 0)
-        self._said: list[str] = []
+        self._sentences: list[str] = []
 
     def answer(self) -> Answer:
         rows, missing = self._rows, self._snapshot.node_count - len(self._nodes)
@@ -86,17 +92,18 @@ class _Reserve:
         ):
             if count:
                 rows.note(text, count)
-        for kind, nodes in self._types().items():
-            self._type(kind, nodes)
+        for kind, nodes in self._nodes_by_type().items():
+            self._add_type(kind, nodes)
         for one in self._nodes:
-            self._node(one)
-        total = len(self._nodes)
-        short = " and ".join(f"{count} more {name}" for name, count in self._short.items())
-        short = short.replace(" more memory", f" of {total} nodes used more memory", 1)
-        risk = f"Outside of pods, {short} than they reserve today"
-        return replace(rows.answer(), headline=f"{'; '.join(self._said)}. {risk}.")
+            self._add_node(one)
+        memory, cpu = self._short["memory"], self._short["cpu"]
+        risk = (
+            f"Outside of pods, {memory} of {len(self._nodes)} nodes used more memory and {cpu} more cpu than "
+            "they reserve today"
+        )
+        return replace(rows.answer(), headline=f"{'; '.join(self._sentences)}. {risk}.")
 
-    def _types(self) -> dict[str, list[NodeOutside]]:
+    def _nodes_by_type(self) -> dict[str, list[NodeOutside]]:
         key = self._parameters.group_by
         types = instance_types(self._snapshot)
         found: dict[str, list[NodeOutside]] = {}
@@ -105,9 +112,10 @@ class _Reserve:
             found.setdefault(kind or "nodes without a type", []).append(one)
         return found
 
-    def _type(self, kind: str, nodes: list[NodeOutside]) -> None:
+    def _add_type(self, kind: str, nodes: list[NodeOutside]) -> None:
+        """Add the rows of one node type: reserves of each resource, the eviction threshold, and maxPods."""
         parameters, snapshot = self._parameters, self._snapshot
-        # Nodes of a type have the same amounts: the first one stands for all.
+        # Nodes of a type have the same capacity: the first one stands for all.
         first = nodes[0].node
         fits: dict[str, FittedReserve] = {}
         for measure in MEASURES:
@@ -119,14 +127,14 @@ class _Reserve:
             fits[measure] = found
             if all(one.system.get(measure) is None for one in nodes):
                 self._rows.notes[NO_SYSTEM] = 0
-            said = (
+            reason = (
                 f"p{percentile:g} of {found.values:,} values of {counted(len(nodes), 'node')}, plus "
                 f"{parameters.margin:g} %; {found.above:,} values above"
             )
             for field, value in (("kubeReserved", found.kube), ("systemReserved", found.system)):
                 if value:
                     name = f"{kind}: {field} {measure}"
-                    self._rows.add(self._cluster, "reserve", name, said, value, UNITS[measure])
+                    self._rows.add(self._cluster, "reserve", name, reason, value, UNITS[measure])
         capacity = int(snapshot.allocatable("memory", "capacity")[first])
         threshold = fitted_threshold(nodes, capacity)
         rise = quantity_size(round(max(one.rise for one in nodes)))
@@ -134,16 +142,18 @@ class _Reserve:
             self._cluster, "reserve", f"{kind}: evictionHard memory.available",
             f"memory rose by up to {rise} in {self._history.times.step} s", threshold, "bytes",
         )  # fmt: skip
-        self._max_pods(kind, nodes, capacity, threshold)
-        self._say(kind, nodes, fits)
+        self._add_max_pods(kind, nodes, capacity, threshold)
+        self._add_sentence(kind, nodes, fits)
 
-    def _max_pods(self, kind: str, nodes: list[NodeOutside], capacity: int, threshold: int) -> None:
+    def _add_max_pods(self, kind: str, nodes: list[NodeOutside], capacity: int, threshold: int) -> None:
+        """Add the row of `maxPods`, if the pods of these nodes have recorded memory. Amounts are in bytes."""
         counts = np.diff(self._snapshot.offsets)[[one.node for one in nodes]]
         pods = np.concatenate(
             [np.arange(*self._snapshot.offsets[one.node : one.node + 2].tolist()) for one in nodes]
         )
         if not len(pods):
             return
+        # The values of all pods at all times may not fit in memory at once.
         batches = np.array_split(pods, -(-len(pods) // POD_BATCH))
         most = np.concatenate([self._use.of(batch, "memory").max(axis=1) for batch in batches])
         usual = float(most.mean())
@@ -151,38 +161,39 @@ class _Reserve:
         if found is None:
             return
         limit = int(self._snapshot.allocatable("pods")[nodes[0].node])
-        said = f"pods use {quantity_size(round(usual))} at most on average"
+        reason = f"pods use {quantity_size(round(usual))} at most on average"
         if found[1]:
-            said += f", and {quantity_size(round(found[1]))} outside"
-        said += f"; {limit} today"
-        self._rows.add(self._cluster, "max-pods", f"{kind}: maxPods", said, found[0], "pods")
+            reason += f", and {quantity_size(round(found[1]))} outside"
+        reason += f"; {limit} today"
+        self._rows.add(self._cluster, "max-pods", f"{kind}: maxPods", reason, found[0], "pods")
 
-    def _say(self, kind: str, nodes: list[NodeOutside], fits: dict[str, FittedReserve]) -> None:
+    def _add_sentence(self, kind: str, nodes: list[NodeOutside], fits: dict[str, FittedReserve]) -> None:
         parts = [f"{_amount(fit.total, measure)} of {measure}" for measure, fit in fits.items()]
-        today = [_amount(self._today(nodes[0].node, measure), measure) for measure in fits]
-        self._said.append(f"{kind}: reserve {' and '.join(parts)} (today {' and '.join(today)})")
+        today = [_amount(self._reserved_today(nodes[0].node, measure), measure) for measure in fits]
+        self._sentences.append(f"{kind}: reserve {' and '.join(parts)} (today {' and '.join(today)})")
 
-    def _today(self, node: int, measure: str) -> int:
+    def _reserved_today(self, node: int, measure: str) -> int:
+        """Return capacity minus allocatable of a node, in milli-CPU or bytes."""
         snapshot = self._snapshot
         capacity = int(snapshot.allocatable(measure, "capacity")[node])
         return max(capacity - int(snapshot.allocatable(measure)[node]), 0)
 
-    def _node(self, one: NodeOutside) -> None:
-        """Compare the worst moment of a node with what it reserves today."""
+    def _add_node(self, one: NodeOutside) -> None:
+        """Add rows that compare the worst moment of a node with what it reserves today."""
         for measure, values in one.outside.items():
             if np.isnan(values).all():
                 continue
             worst = int(np.nanargmax(values))
-            most, today = int(values[worst]), self._today(one.node, measure)
+            most, today = int(values[worst]), self._reserved_today(one.node, measure)
             times = int((values > today).sum())
             moment = self._history.times.text(worst)
-            said = f"{measure} outside of pods {_amount(most, measure)} on {moment}"
-            said += f", reserved {_amount(today, measure)}"
+            reason = f"{measure} outside of pods {_amount(most, measure)} on {moment}"
+            reason += f", reserved {_amount(today, measure)}"
             if times:
                 self._short[measure] += 1
-                said += f"; {times} moments above"
+                reason += f"; {times} moments above"
             decision = "under-reserved" if times else "reserved"
-            self._rows.add(one.node, decision, measure, said, abs(most - today), UNITS[measure])
+            self._rows.add(one.node, decision, measure, reason, abs(most - today), UNITS[measure])
 
 
 def _amount(value: int, measure: str) -> str:

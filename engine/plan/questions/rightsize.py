@@ -1,9 +1,9 @@
-"""Compute new requests, and what would have happened under them: the nodes that are no longer needed, and
-the pods that run out of memory, are evicted, throttled or get less CPU, and when.
+"""Compute new requests from recorded use, and what would have happened under them.
 
-Requests come from recorded use, or from another tool. Pods are then moved off nodes that are not needed
-(`engine.plan.placement.consolidate`), and the recorded use of every pod is added up where it would run
-(`engine.plan.rightsizing.replay`). Where memory falls below the eviction threshold, the question `evict`
+Requests come from recorded use, or from another tool. Pods are then moved off the nodes that are not needed
+(`engine.plan.placement.consolidate`), and the recorded use of all pods is added up on the nodes where they
+would run (`engine.plan.rightsizing.replay`). This shows which pods would have been OOM-killed, evicted,
+throttled or short of CPU, and when. Where memory falls below the eviction threshold, the question `evict`
 decides with the use of that moment.
 """
 
@@ -62,7 +62,7 @@ from engine.plan.snapshot.node_labels import instance_types
 from engine.tables import QOS_NAMES
 
 CLOCK_SKEW: Final = 86_400
-"""Seconds between the end of the record and the snapshot that are worth a note."""
+"""Seconds between the end of the history and the snapshot above which an answer notes them."""
 ASSUMPTIONS: Final = (
     "recorded use does not change with requests and nodes; CPU is the mean of a step, so shorter peaks are "
     "not in it"
@@ -112,6 +112,7 @@ class RightsizeParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def sizing(self) -> SizingRule:
+        """Return how requests follow from recorded use."""
         return SizingRule(
             self.cpu_percentile,
             self.memory_percentile,
@@ -124,6 +125,7 @@ class RightsizeParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
 
 
 def _floor(text: str, field: str) -> int:
+    """Return the smallest request in milli-CPU or bytes. Raise `InvalidInput` that names the field."""
     try:
         quantity = Quantity.parse(text)
     except InvalidInput as error:
@@ -134,25 +136,28 @@ def _floor(text: str, field: str) -> int:
 
 
 def rightsize(snapshot: Snapshot, parameters: RightsizeParameters) -> Answer:
-    """Return `lowers`, `raises` or `keeps` per container and resource of a workload (amount: the change per
-    pod).
+    """Return per container and resource of a workload `lowers`, `raises` or `keeps` (amount: the change per
+    pod), and `oom-recorded` for containers that were OOM-killed already, so that their need is unknown.
 
-    Per node follow `removable` (amount: pods that move) or `needed`, with a `move` per pod; `pressure` where
-    memory would have fallen below the eviction threshold (amount: moments), with an `evict` per pod; and per
-    pod `oom-kill`, `throttle` (amount: moments above the new limit) and `squeeze` (milli-CPU that it lacks).
-    `oom-recorded` are containers whose need is not known, as they ran out of memory already. Requests of all
-    pods of a node are `used-before` and `used-after`. A pod is at risk if it is OOM-killed, evicted or
-    squeezed.
+    Per node follow `removable` (amount: pods that move) or `needed`, with a `move` per pod; `used-before` and
+    `used-after` (amount: the requests of its pods); and `pressure` where memory would have fallen below the
+    eviction threshold (amount: moments), with an `evict` per pod. Per pod follow `oom-kill` and `throttle`
+    (amount: moments above the new limit) and `squeeze` (amount: milli-CPU that it lacks at the worst moment).
+    A pod is at risk if it is OOM-killed, evicted or squeezed.
     """
     study = _Study(snapshot, parameters)
-    study.requests()
-    study.nodes()
-    study.risks()
+    study.add_requests()
+    study.add_nodes()
+    study.add_risks()
     return study.answer()
 
 
 class _Study:
-    """Hold one question: the cluster as it is, with new requests, and with fewer nodes."""
+    """Compute one answer: the cluster as it is, with new requests, and with fewer nodes.
+
+    `_sized` are the containers with their new requests, and `_after` is the snapshot with these. `_now` and
+    `_then` are the consolidations of both. `_at_risk` maps a kind of risk to the labels of pods.
+    """
 
     def __init__(self, snapshot: Snapshot, parameters: RightsizeParameters) -> None:
         self._snapshot, self._parameters = snapshot, parameters
@@ -162,9 +167,9 @@ class _Study:
         self._history = read_history(Path(parameters.history)) if parameters.history else None
         self._workloads = Workloads(snapshot)
         self._configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
-        self._configurations.note(self._rows)
+        self._configurations.add_notes(self._rows)
         self._at_risk: dict[str, set[str]] = {}
-        self._today = 0
+        self._evicted_today = 0
         self._note_history()
         self._sized = self._new_requests()
         self._after = resized(snapshot, self._workloads, self._sized)
@@ -172,6 +177,7 @@ class _Study:
         self._then = self._now
 
     def _note_history(self) -> None:
+        """Note the time that the history covers, its age and its faults."""
         history, rows = self._history, self._rows
         if history is None:
             rows.note("no recorded use (--history): only the placement is computed, no pod's risk")
@@ -188,6 +194,7 @@ class _Study:
             rows.note(f"faults of the record ({text})", int(count))
 
     def _new_requests(self) -> list[SizedContainer]:
+        """Return the containers of all workloads with new requests. Raise `InvalidInput`."""
         parameters, rows = self._parameters, self._rows
         units = container_units(self._snapshot, self._workloads, self._history)
         single = sum(unit.workload.kind == "Pod" for unit in units)
@@ -198,35 +205,37 @@ class _Study:
                 raise InvalidInput("name the recorded use", subject="history")
             return from_use(units, self._history, parameters.sizing, parameters.limits)
         faults = FaultLog()
-        given = read_recommended(parameters.recommendations, faults)
+        recommended = read_recommended(parameters.recommendations, faults)
         for fault in faults.kept:
             rows.note(str(fault))
         name = Path(parameters.recommendations).name
-        sized, unmatched = from_recommended(units, given, name, parameters.limits)
+        sized, unmatched = from_recommended(units, recommended, name, parameters.limits)
         if unmatched:
             first = unmatched[0]
             label = f"{first.namespace}/{first.workload}: {first.container}"
             rows.note(f"recommendations that match no container ({label}, …)", len(unmatched))
         return sized
 
-    def requests(self) -> None:
+    def add_requests(self) -> None:
         """Add a row for each container and resource."""
         for one in self._sized:
             now, after = one.unit.now, one.after
-            for name, unit, before, fresh in (
+            for name, unit, old, new in (
                 ("cpu", "milli-CPU", now.cpu, after.cpu),
                 ("memory", "bytes", now.memory, after.memory),
             ):
-                change = (fresh or 0) - (before or 0)
+                change = (new or 0) - (old or 0)
                 decision = "keeps" if not change else "lowers" if change < 0 else "raises"
-                said = f"{name} {_amount(before, name)}"
+                amounts = f"{name} {_amount(old, name)}"
                 if change:
-                    said += f" → {_amount(fresh, name)}"
-                reason = f"{said}: {one.reasons[name]}"
+                    amounts += f" → {_amount(new, name)}"
+                reason = f"{amounts}: {one.reasons[name]}"
                 self._rows.add(self._everywhere, decision, str(one.unit), reason, change, unit)
 
-    def nodes(self) -> None:
-        """Add rows for nodes that are not needed, before and after, and for the pods that move."""
+    def add_nodes(self) -> None:
+        """Add rows for nodes that are not needed or are, for the pods that move, and for requests on
+        nodes.
+        """
         snapshot, rows = self._snapshot, self._rows
         if self._parameters.consolidate:
             rows.note(PLACEMENT)
@@ -238,10 +247,10 @@ class _Study:
             counts = np.bincount(node[(moved != node) & (moved != NO_NODE)], minlength=snapshot.node_count)
             already = set(self._now.removable)
             for number in self._then.removable:
-                said = "already with today's requests" if number in already else "with the new requests"
-                rows.add(number, "removable", "", said, int(counts[number]), "pods")
-            for number, why in self._then.needed.items():
-                rows.add(number, "needed", "", why, 1, "nodes")
+                reason = "already with today's requests" if number in already else "with the new requests"
+                rows.add(number, "removable", "", reason, int(counts[number]), "pods")
+            for number, reason in self._then.needed.items():
+                rows.add(number, "needed", "", reason, 1, "nodes")
             names = snapshot.node_names
             for row in np.flatnonzero((moved != node) & (moved != NO_NODE)).tolist():
                 rows.add(
@@ -250,6 +259,7 @@ class _Study:
         self._add_requested()
 
     def _add_requested(self) -> None:
+        """Add the requests on each node, before and after, where they differ."""
         before, after = (_requested(snapshot) for snapshot in (self._snapshot, self._placed_after))
         for index, (name, unit) in enumerate((("cpu requested", "milli-CPU"), ("memory requested", "bytes"))):
             for node in range(self._snapshot.node_count):
@@ -262,7 +272,7 @@ class _Study:
         """Return the snapshot with new requests and each pod on its new node."""
         return _moved(self._after, self._then.node_of_pod)
 
-    def risks(self) -> None:
+    def add_risks(self) -> None:
         """Add rows for what would have happened to pods in the recorded time."""
         history, snapshot = self._history, self._snapshot
         if history is None:
@@ -270,11 +280,12 @@ class _Study:
         use = PodUse(snapshot, self._workloads, history)
         if use.assumed["memory"]:
             self._rows.note("pods without recorded memory, taken to use their request", use.assumed["memory"])
-        self._limits(history)
-        memory = self._memory(use, history)
+        self._add_above_limits(history)
+        memory = self._memory_of_nodes(use, history)
         now = snapshot.column("node").astype(np.int64)
         today = [found for one in each_node(use, now) if (found := pressed(one, memory[one.node]))]
-        self._today = len(_evicted(snapshot, now, today, memory))
+        # Evictions that today's requests would have caused as well, for comparison in the headline.
+        self._evicted_today = len(_evicted(snapshot, now, today, memory))
         weight = self._after.per_pod("request/cpu").astype(np.float64)
         cpus = snapshot.allocatable("cpu", "capacity")
         then = []
@@ -298,8 +309,8 @@ class _Study:
             self._rows.add(node, "evict", label, reason, bytes_, "bytes")
             self._at_risk.setdefault("evicted", set()).add(label)
 
-    def _memory(self, use: PodUse, history: History) -> list[MemoryOfNode]:
-        """Return the memory of each node."""
+    def _memory_of_nodes(self, use: PodUse, history: History) -> list[MemoryOfNode]:
+        """Return the memory and the hard eviction thresholds of each node."""
         snapshot = self._snapshot
         capacity, allocatable = snapshot.allocatable("memory", "capacity"), snapshot.allocatable("memory")
         thresholds: dict[str, tuple[Threshold, ...]] = {}
@@ -307,8 +318,8 @@ class _Study:
         for node, key in enumerate(keys):
             if key not in thresholds:
                 found = thresholds_from_config(self._configurations.of(node))
-                mine = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY_AVAILABLE)
-                thresholds[key] = tuple(one for one in found if one.signal in mine and one.hard)
+                signals = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY_AVAILABLE)
+                thresholds[key] = tuple(one for one in found if one.signal in signals and one.hard)
         system, unknown = system_memory(use, history, snapshot, capacity - allocatable)
         if unknown:
             self._rows.note("nodes whose use outside of pods is not known: what they reserve counts", unknown)
@@ -319,8 +330,8 @@ class _Study:
             )
         ]
 
-    def _limits(self, history: History) -> None:
-        """Compare recorded use with new limits."""
+    def _add_above_limits(self, history: History) -> None:
+        """Add rows for recorded use above the new limits, and for recorded OOM kills."""
         namespaces, pods = history.texts("namespace"), history.texts("pod")
         times = history.times
         node_of = {
@@ -330,17 +341,19 @@ class _Study:
         for one in self._sized:
             unit = one.unit
             if one.killed:
-                said = f"{one.killed} OOM kills recorded: what it needs is not known"
-                self._rows.add(self._everywhere, "oom-recorded", str(unit), said, one.killed, "times")
+                reason = f"{one.killed} OOM kills recorded: what it needs is not known"
+                self._rows.add(self._everywhere, "oom-recorded", str(unit), reason, one.killed, "times")
             for name, limit, decision in (
                 ("memory", one.after.memory_limit, "oom-kill"),
                 ("cpu", one.after.cpu_limit, "throttle"),
             ):
                 if limit is None:
                     continue
+                # The history records micro-CPU.
                 scaled = limit * 1000 if name == "cpu" else limit
                 for found in above(history, unit.rows(name), scaled):
                     label = f"{namespaces[1][namespaces[0][found.row]]}/{pods[1][pods[0][found.row]]}"
+                    # The history also has pods that have ended since.
                     if label not in node_of:
                         continue
                     most = found.largest // 1000 if name == "cpu" else found.largest
@@ -372,11 +385,13 @@ class _Study:
             self._at_risk.setdefault("squeezed", set()).add(label)
 
     def answer(self) -> Answer:
-        """Return the rows under a sentence that sums them up."""
+        """Return the rows with a headline."""
+        # The headline first: it adds a note about prices.
         headline = self._headline()
         return replace(self._rows.answer(), headline=headline)
 
     def _headline(self) -> str:
+        """Return the answer as sentences: the nodes that are needed, what they cost, and the pods at risk."""
         parts = []
         if self._parameters.consolidate:
             before, after = len(self._now.removable), len(self._then.removable)
@@ -393,12 +408,13 @@ class _Study:
         if self._history is not None:
             labels = set().union(*self._at_risk.values())
             kinds = ", ".join(f"{len(pods)} {kind}" for kind, pods in self._at_risk.items())
-            today = f"; {self._today} evicted with today's requests and nodes" if self._today else ""
+            count = self._evicted_today
+            today = f"; {count} evicted with today's requests and nodes" if count else ""
             parts.append(f"{counted(len(labels), 'pod')} at risk{f' ({kinds})' if kinds else ''}{today}")
         return ". ".join(parts) + "."
 
     def _saved(self) -> str:
-        """Return how much less the nodes cost that the new requests need."""
+        """Return how much less, or more, the nodes cost that the new requests need; "" without prices."""
         prices = self._parameters.prices
         if not prices:
             return ""
@@ -410,10 +426,12 @@ class _Study:
         def cost(nodes: Sequence[int]) -> float:
             return sum(prices.get(types[node], 0.0) for node in nodes)
 
-        return f"The nodes cost {cost(self._then.removable) - cost(self._now.removable):,.2f} less"
+        saved = cost(self._then.removable) - cost(self._now.removable)
+        return f"The nodes cost {abs(saved):,.2f} {'less' if saved >= 0 else 'more'}"
 
 
 def _amount(value: int | None, name: str) -> str:
+    """Return a request as text: a size of memory, or CPU in milli-CPU or whole CPUs."""
     if value is None:
         return "none"
     if name == "memory":
@@ -422,7 +440,7 @@ def _amount(value: int | None, name: str) -> str:
 
 
 def _requested(snapshot: Snapshot) -> NDArray[np.int64]:
-    """Return int64[2, nodes]: requested milli-CPU and bytes of memory."""
+    """Return int64[2, nodes]: the requests on each node in milli-CPU and bytes of memory."""
     capacity = NodeCapacity(snapshot)
     return capacity.total[:2] - capacity.free[:2]
 
@@ -433,15 +451,15 @@ def _evicted(
     pressed: Sequence[PressedNode],
     memory: Sequence[MemoryOfNode],
 ) -> list[EvictedPod]:
-    """Return the pods, rows of `snapshot`, that nodes evict at their worst moment with each pod on its
-    node.
+    """Return the pods that nodes evict at their worst moment, if each pod is on the node in `node_of_pod`,
+    int64[placed]. The pods are rows of `snapshot`.
     """
     if not pressed:
         return []
     use = np.zeros(snapshot.placed, np.int64)
     for one in pressed:
         use[one.pods] = one.use
-    # Pods that end with their node are the last rows of the arranged snapshot, and on no node there.
+    # `_moved` arranges pods by node, with those that have none last: `order` is this arrangement.
     order = np.argsort(np.where(node_of_pod == NO_NODE, snapshot.node_count, node_of_pod), kind="stable")
     moved = _moved(snapshot, node_of_pod)
     found = evictions(moved, pressed, memory, use[order[: moved.placed]])
@@ -449,7 +467,7 @@ def _evicted(
 
 
 def _moved(snapshot: Snapshot, node_of_pod: NDArray[np.int64]) -> Snapshot:
-    """Return the snapshot with placed pods on these nodes, without those that end with theirs."""
+    """Return the snapshot with each placed pod on the node in `node_of_pod`, int64[placed], -1 for none."""
     pods = whole(snapshot.pods)
     node = pods["node"].to_numpy().copy()
     node[: snapshot.placed] = node_of_pod

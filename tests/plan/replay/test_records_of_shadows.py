@@ -17,7 +17,7 @@ from tests.shadow.recorded import RecordingShadow, observations
 def recorded(directory: Path) -> None:
     shadow = RecordingShadow(directory)
     for seen in observations():
-        shadow.take(seen)
+        shadow.observe(seen)
     shadow.writer.close()
 
 

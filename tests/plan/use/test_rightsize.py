@@ -214,6 +214,17 @@ def test_prices_say_what_is_saved(tmp_path: Path) -> None:
     assert "instance types without a price: m5.xlarge" in answer.notes
 
 
+def test_prices_say_how_much_more_larger_requests_cost(tmp_path: Path) -> None:
+    cluster = SizedCluster()
+    for name in NODES:
+        cluster.node(name)
+        cluster.objects[-1]["metadata"]["labels"]["node.kubernetes.io/instance-type"] = "m5.xlarge"
+    web = cluster.pods("Deployment shop/web", NODES, {"cpu": "100m", "memory": "64Mi"})
+    cluster.use(web, 9 * GI, 0.2)
+    answer = ask(cluster, tmp_path, prices={"m5.xlarge": 100})
+    assert f"The nodes cost {100 * (len(NODES) - 1)}.00 more" in answer.headline
+
+
 VPA = {
     "apiVersion": "v1", "kind": "List",
     "items": [
