@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 DIFFERS, NEXT_DIFFERS = 3, 4
-MOST_CHANGES = 40
+MAX_CHANGES = 40
 PAGE_RELOAD = 10
 
 
@@ -89,7 +89,7 @@ def command(
     from engine.shadow.watch import Shadow
 
     kept = RecordSection(record, _size(record_size), Duration(_seconds(record_age, "--record-age")))
-    shadow = Shadow(replace(options, following=following, record=kept))
+    shadow = Shadow(replace(options, next_config=following, record=kept))
     asyncio.run(_run(shadow, _seconds(interval, "--interval"), _seconds(span, "--for"), listen, as_json))
     report = shadow.describe()
     if page is not None:
@@ -241,6 +241,6 @@ def _next(report: dict[str, Any]) -> list[Table | Text]:
     counts = ", ".join(f"{count} {name}" for name, count in report["next"]["counts"].items())
     title = Text(f"the second configuration decides otherwise: {counts or 'never'}")
     table = Table(*NEXT_HEADS, box=None, pad_edge=False)
-    for row in next_rows(report)[:MOST_CHANGES]:
+    for row in next_rows(report)[:MAX_CHANGES]:
         table.add_row(*row)
     return [title, table] if counts else [title]

@@ -1,5 +1,5 @@
-"""Takes the decisions of a live kubelet a second time, and compares: read-only, next to it.
+"""Computes the decisions of a live kubelet a second time, and compares them. It only reads.
 
-`watch` reads the kubelet, the runtime and the machine; `kinds` has one pure module for each kind of decision;
-`ledger` counts agreement and keeps the differences with both reasons; `report` shows them.
+`watch` reads the kubelet, the runtime and the machine. `kinds` has one pure module for each kind of decision.
+`ledger` counts agreement and keeps the differences with the reasons of both sides. `report` shows them.
 """

@@ -1,4 +1,4 @@
-"""Turn events of the kubelet and of the runtime into rows of a record. Pure."""
+"""Convert Events of the kubelet and events of the runtime into rows of a record. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Source(msgspec.Struct):
 
 
 class ClusterEvent(msgspec.Struct, rename="camel"):
-    """Hold the fields of a v1 Event that a record keeps."""
+    """Hold the fields of a v1 Event that a record stores."""
 
     metadata: ObjectMeta
     involved_object: _Involved
@@ -52,12 +52,12 @@ class ClusterEvent(msgspec.Struct, rename="camel"):
 
     @property
     def node(self) -> str:
-        """Return the name of the node whose agent reported it."""
+        """Return the name of the node whose kubelet reported the Event."""
         return self.reporting_instance or (self.source.host if self.source is not None else "")
 
 
 def cluster_row(event: ClusterEvent, now: float) -> RecordRow:
-    """Return the row of an Event; `now` (Unix seconds) stands for the time of one that has none."""
+    """Return the row of an Event. Its time is `now` (Unix seconds) if the Event has none."""
     about = event.involved_object
     at = event.last_timestamp or event.event_time or event.metadata.creation_timestamp
     inputs: dict[str, Any] = {} if (event.count or 1) == 1 else {"count": event.count}
@@ -77,7 +77,7 @@ def cluster_row(event: ClusterEvent, now: float) -> RecordRow:
 
 
 def runtime_row(event: cri.ContainerEventResponse) -> RecordRow | None:
-    """Return the row of a container's or sandbox's event; None if it names no pod of a kubelet."""
+    """Return the row of an event of a container or sandbox; None if no kubelet created its pod."""
     sandbox = event.pod_sandbox_status
     identity = pod_of(sandbox.labels)
     if identity is None:

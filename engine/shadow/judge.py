@@ -1,4 +1,4 @@
-"""Pass an observation to every kind of decision. Pure; cgroup files come through a callable."""
+"""Compare an observation with every kind of decision. Pure: a callable reads cgroup files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from engine.shadow.kinds.cgroups import (
     CgroupRules,
     ReadGroup,
     Rotation,
-    RulesInTime,
+    RulesHistory,
     compare_group,
     compare_pod,
-    wanted_levels,
+    expected_levels,
 )
-from engine.shadow.kinds.choices import ChoiceComparer, GivenPart
+from engine.shadow.kinds.choices import ChoiceComparer, ManagerAssignments
 from engine.shadow.kinds.comparison import Finding, ShadowKind
 from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.kinds.devices import DeviceComparer
@@ -34,19 +34,21 @@ from engine.topologymanager.policy import TopologyPolicy
 REPEATABLE: Final[frozenset[ShadowKind]] = frozenset(
     ["admission", "preemption", "restart", "back-off", "eviction", "pressure", "images", "probes", "status"]
 )
-"""The others need cgroup files, state files of the managers, or the pod-resources API."""
+"""Kinds that a record suffices for. The others need cgroup files, state files, or the pod-resources API."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineRules:
-    """Hold what the managers decide by on this machine; `cpus` is None without the static CPU policy."""
+    """Hold the policies of the resource managers on this machine; `cpus` is None without the static
+    policy.
+    """
 
     topology: TopologyPolicy = field(default_factory=TopologyPolicy)
     cpus: CpuRules | None = None
 
 
 class Judge:
-    """Hold what the kinds remember between observations."""
+    """Compare one observation after another. It holds the state that the kinds need between observations."""
 
     def __init__(self) -> None:
         self._admission = AdmissionComparer()
@@ -59,11 +61,11 @@ class Judge:
         self._probes = ProbeComparer()
         self._status = StatusComparer()
         self._rotation = Rotation()
-        self._rules = RulesInTime()
+        self._rules = RulesHistory()
         self._groups: dict[str, list[Finding]] = {}
 
     def repeatable(self, seen: Observation) -> Iterator[Finding]:
-        """Yield the findings of `REPEATABLE` kinds, for which a record of observations suffices."""
+        """Yield the findings of the `REPEATABLE` kinds."""
         yield from self._admission.compare(seen)
         yield from self._restarts.compare(seen)
         yield from self._eviction.compare(seen)
@@ -79,7 +81,8 @@ class Judge:
         read: ReadGroup,
         doubted: Iterable[str],
     ) -> Iterator[Finding]:
-        """Yield the findings of one observation; `doubted` are subjects whose last comparison differed.
+        """Yield the findings of one observation. The cgroups of `doubted` subjects, whose last comparison
+        differed, are read in any case.
 
         Without `rules`, the node has no cgroups of pods (cgroupsPerQOS false).
         """
@@ -88,8 +91,10 @@ class Judge:
         yield from self._choices.compare(
             seen,
             [
-                GivenPart("cpus", machine.cpus, seen.cpus.entries if seen.cpus is not None else {}),
-                GivenPart("memory", memory_rules, seen.memory.entries if seen.memory is not None else {}),
+                ManagerAssignments("cpus", machine.cpus, seen.cpus.entries if seen.cpus is not None else {}),
+                ManagerAssignments(
+                    "memory", memory_rules, seen.memory.entries if seen.memory is not None else {}
+                ),
             ],
             Alignment(machine.topology, seen, self._before),
         )
@@ -107,14 +112,14 @@ class Judge:
         doubted: Iterable[str],
     ) -> Iterator[Finding]:
         exclusive = {uid: list(of) for uid, of in (seen.cpus.entries if seen.cpus else {}).items()}
-        for level in wanted_levels(seen, rules):
+        for level in expected_levels(seen, rules):
             yield from compare_group(level, read(level))
         chosen = self._rotation.choose(seen, doubted)
         active = {pod.uid for pod in seen.active()}
         self._groups = {uid: found for uid, found in self._groups.items() if uid in active}
-        self._rules.follow(rules, seen.at)
+        self._rules.update(rules, seen.at)
         for pod in chosen:
             self._groups[pod.uid] = list(compare_pod(pod, seen.record(pod.uid), self._rules, exclusive, read))
-        # What was not read again stands as it was read last.
+        # Pods whose cgroups were not read this time keep their last findings.
         for found in self._groups.values():
             yield from found

@@ -1,4 +1,4 @@
-"""Read what a kubelet serves, over HTTP: GET requests only."""
+"""Read the endpoints of a kubelet over HTTP, with GET requests only."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from engine.host.http.connections import DeadlineConnection, DeadlineTlsConnecti
 from engine.shadow.kinds.observation import FileSystem, MeasuredNode, MeasuredPod
 
 TIMEOUT: Final = 30.0
-"""Seconds; a busy kubelet needs more than ten for `/metrics`, where it measures logs of all containers."""
-MOST_BYTES: Final = 256 * 1024 * 1024
+"""Seconds. A busy kubelet needs more than ten for `/metrics`, because it measures the logs of all containers.
+"""
+MAX_BYTES: Final = 256 * 1024 * 1024
 _MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""How decoding fails: JSON of another shape, text that is not UTF-8, a document thousands of levels deep."""
+"""Errors of decoding: JSON of another shape, text that is not UTF-8, a document thousands of levels deep."""
 _SERIES: Final = re.compile(
     rb"^((?:kubelet_(?:evictions|preemptions|image_garbage_collected_total|admission_rejections_total)"
     rb"|process_start_time_seconds|prober_probe_total)(?:\{[^}\n]*\})?)"
     rb" ([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[+-]?[0-9]{1,2})?)$",
     re.MULTILINE,
 )
-"""The only series that a comparison reads; the others of some thousand lines are not decoded."""
+"""The series that comparisons read. The other lines, some thousands, are not decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class KubeletAccess:
 
 
 class KubeletReader:
-    """Hold one connection to a kubelet. A pod's object stays the same while its document does."""
+    """Hold one connection to a kubelet. While the document of a pod does not change, `pods` returns the same
+    object for it, so that callers compare by identity.
+    """
 
     def __init__(self, access: KubeletAccess) -> None:
         parts = urlsplit(access.url)
@@ -72,7 +75,7 @@ class KubeletReader:
             self._connection = None
 
     def pods(self) -> dict[str, Pod]:
-        """Return the kubelet's pods by uid. Raise `Unavailable` if it does not answer with a list."""
+        """Return the pods of the kubelet by uid. Raise `Unavailable` if the answer is not a list of pods."""
         data = self._get("/pods")
         if data is None:
             raise Unavailable("serves no /pods", subject=self._access.url)
@@ -88,7 +91,9 @@ class KubeletReader:
         return {pod.uid: pod for pod in kept.values()}
 
     def config(self) -> KubeletConfiguration | None:
-        """Return the configuration; None if this port does not show it. Raise `Unavailable`."""
+        """Return the configuration of the kubelet; None if this port does not serve it. Raise
+        `Unavailable`.
+        """
         data = self._get("/configz")
         if data is None:
             return None
@@ -101,7 +106,9 @@ class KubeletReader:
         return config
 
     def use(self) -> MeasuredNode | None:
-        """Return the statistics; None if the kubelet has none. Raise `Unavailable`."""
+        """Return the statistics of the node and its pods; None if the kubelet has none. Raise
+        `Unavailable`.
+        """
         data = self._get("/stats/summary?only_cpu_and_memory=false")
         if data is None:
             return None
@@ -111,33 +118,36 @@ class KubeletReader:
             raise Unavailable(f"/stats/summary: {error}", subject=self._access.url) from None
 
     def series(self) -> Mapping[str, float]:
-        """Return the metrics that comparisons read, by name and labels. Raise `Unavailable`."""
+        """Return the metrics that comparisons read, by series (name and labels). Raise `Unavailable`."""
         return _series(self._get("/metrics") or b"")
 
     def probes(self) -> Mapping[str, float] | None:
-        """Return what the kubelet counted of probes; None if this port does not serve it. Raise
+        """Return the counters of probes by series; None if this port does not serve them. Raise
         `Unavailable`.
         """
         data = self._get("/metrics/probes")
         return None if data is None else _series(data)
 
     def _get(self, path: str) -> bytes | None:
-        """Return the body; None if this port does not serve the path, or has nothing to answer now."""
+        """Return the body; None if this port does not serve the path, or the kubelet is not ready to answer.
+        Raise `Unavailable`.
+        """
         subject = f"{self._access.url}{path.partition('?')[0]}"
         for attempt in (1, 2):
             try:
                 connection = self._connect()
                 connection.request("GET", path, headers=self._headers())
                 answer = connection.getresponse()
-                data = read_body(answer, MOST_BYTES)
-                answer.close()  # lets the connection carry the next request
+                data = read_body(answer, MAX_BYTES)
+                # The connection cannot send another request before the answer is closed.
+                answer.close()
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                # A kubelet closes idle connections; only a fresh one that fails tells that it is away.
+                # A kubelet closes idle connections: an old connection that fails is replaced once.
                 if attempt == 2:
-                    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                    raise Unavailable(f"does not answer: {said}", subject=subject) from None
+                    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                    raise Unavailable(f"does not answer: {reason}", subject=subject) from None
         if answer.status in (404, 405, 500, 503):
             return None
         if answer.status in (401, 403):
@@ -146,7 +156,7 @@ class KubeletReader:
                 "`get` nodes/proxy, nodes/stats and nodes/metrics",
                 subject=subject,
             )
-        if answer.status != 200 or len(data) > MOST_BYTES:
+        if answer.status != 200 or len(data) > MAX_BYTES:
             raise Unavailable(f"answered {answer.status} {answer.reason}", subject=subject)
         return data
 
@@ -177,6 +187,7 @@ def _series(data: bytes) -> dict[str, float]:
 
 
 def _context(access: KubeletAccess) -> ssl.SSLContext:
+    """Return the TLS settings of an access. Raise `InvalidInput` that names the files."""
     try:
         context = ssl.create_default_context(cafile=access.authority)
         if access.unverified:
@@ -187,6 +198,9 @@ def _context(access: KubeletAccess) -> ssl.SSLContext:
         files = ", ".join(str(file) for file in (access.authority, access.certificate, access.key) if file)
         raise InvalidInput(f"cannot be used for TLS: {error}", subject=files) from None
     return context
+
+
+# The documents of /pods and /stats/summary, as far as comparisons read them.
 
 
 class _PodList(msgspec.Struct):

@@ -1,7 +1,7 @@
 """Count agreement by kind of decision, and keep the differences. Pure, and bounded in memory.
 
-A decision is counted once for as long as both sides stay with it. A difference counts when it has stood for
-its time to settle; one that ends before is agreement that took a while.
+A decision is counted once, for as long as neither side changes it. A difference is counted after it has
+lasted for its settle time. One that ends earlier was a delay of the kubelet, and is not counted.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from engine.shadow.kinds.comparison import KINDS, Comparison, Finding, NotJudged, ShadowKind
 
-MOST_DIFFERENCES: Final = 1000
-MOST_REASONS: Final = 50
+MAX_DIFFERENCES: Final = 1000
+MAX_REASONS: Final = 50
 
 
 @dataclass(slots=True)
 class Tally:
-    """Count one kind of decision; `not_judged` counts by reason."""
+    """Count the decisions of one kind; `not_judged` maps a reason to a count."""
 
     agreed: int = 0
     differed: int = 0
@@ -31,8 +31,8 @@ class Tally:
 
 @dataclass(slots=True)
 class Difference:
-    """Hold a difference: the decision, when it was first and last seen (Unix seconds), how often it has
-    begun, and whether it still stands.
+    """Hold a difference: both decisions, when it was first and last seen (Unix seconds), how often it has
+    begun, and whether it still lasts (`stands`).
     """
 
     comparison: Comparison
@@ -58,10 +58,8 @@ class Difference:
 
 
 @dataclass(slots=True)
-class _Open:
-    """Hold a decision that both sides still stand by, since when (monotonic), and whether it has been
-    counted.
-    """
+class _Standing:
+    """Hold a comparison that has not changed since a time (monotonic seconds), and whether it was counted."""
 
     comparison: Comparison
     since: float
@@ -69,57 +67,62 @@ class _Open:
 
 
 class AgreementLedger:
-    """Take the findings of one observation after another."""
+    """Count the findings of one observation after another. It holds at most `most` differences, the
+    latest.
+    """
 
-    def __init__(self, most: int = MOST_DIFFERENCES) -> None:
+    def __init__(self, most: int = MAX_DIFFERENCES) -> None:
         self.tallies: dict[ShadowKind, Tally] = {kind: Tally() for kind in KINDS}
         self.dropped = 0
         self._most = most
-        self._open: dict[tuple[str, str], _Open] = {}
-        self._told: dict[tuple[str, str], str] = {}
+        self._standing: dict[tuple[str, str], _Standing] = {}
+        self._not_judged: dict[tuple[str, str], str] = {}
         self._differences: OrderedDict[tuple[str, str, str, str], Difference] = OrderedDict()
 
-    def take(self, findings: Iterable[Finding], *, now: float, wall: float) -> list[Difference]:
-        """Take what one observation found and return the differences that begin to count.
+    def add(self, findings: Iterable[Finding], *, now: float, wall: float) -> list[Difference]:
+        """Add the findings of one observation, and return the differences that are counted from now on.
 
-        `now` is in seconds of a monotonic clock, `wall` a Unix time. Decisions that are not among the
-        findings have ended.
+        `now` is in seconds of a monotonic clock, and `wall` is a Unix time. A decision that is not among the
+        findings has ended.
         """
         new: list[Difference] = []
-        present: dict[tuple[str, str], _Open] = {}
-        told: dict[tuple[str, str], str] = {}
+        present: dict[tuple[str, str], _Standing] = {}
+        not_judged: dict[tuple[str, str], str] = {}
         for finding in findings:
             key: tuple[str, str] = (finding.kind, finding.subject)
             if isinstance(finding, NotJudged):
-                told[key] = finding.why
-                if self._told.get(key) != finding.why:
+                not_judged[key] = finding.why
+                if self._not_judged.get(key) != finding.why:
                     self._count_not_judged(finding)
                 continue
-            before = self._open.get(key)
+            before = self._standing.get(key)
+            # Kind, subject and both decisions. Reasons may change, such as amounts in them.
             same = before is not None and before.comparison[:4] == finding[:4]
-            one = before if same and before is not None else _Open(finding, now, counted=False)
+            one = before if same and before is not None else _Standing(finding, now, counted=False)
             present[key] = one
             difference = self._count(one, now, wall)
             if difference is not None:
                 new.append(difference)
-        for ended_key, ended in self._open.items():
+        for ended_key, ended in self._standing.items():
             following = present.get(ended_key)
             if following is None or following is not ended:
                 self._end(ended, wall)
-        self._open, self._told = present, told
+        self._standing, self._not_judged = present, not_judged
         return new
 
     def interrupt(self) -> None:
-        """Forget what has not settled, because the node could not be seen for a while."""
-        self._open = {key: one for key, one in self._open.items() if one.counted}
+        """Drop the comparisons that were not counted yet: an observation was skipped, so it is not known
+        whether they lasted.
+        """
+        self._standing = {key: one for key, one in self._standing.items() if one.counted}
 
     def differences(self) -> list[Difference]:
-        """Return the differences, the latest last."""
+        """Return the counted differences, the latest last."""
         return list(self._differences.values())
 
     def unsettled(self) -> set[str]:
-        """Return the subjects of decisions that differ and have not counted yet."""
-        return {one.comparison.subject for one in self._open.values() if not one.counted}
+        """Return the subjects of decisions that differ and are not counted yet."""
+        return {one.comparison.subject for one in self._standing.values() if not one.counted}
 
     @property
     def agreed(self) -> int:
@@ -129,11 +132,12 @@ class AgreementLedger:
     def differed(self) -> int:
         return sum(tally.differed for tally in self.tallies.values())
 
-    def _count(self, one: _Open, now: float, wall: float) -> Difference | None:
+    def _count(self, one: _Standing, now: float, wall: float) -> Difference | None:
+        """Count a comparison if it agrees or has settled; return the difference if it is one that is new."""
         found = one.comparison
         if one.counted:
             if not found.agrees:
-                self._seen(found, wall)
+                self._extend(found, wall)
             return None
         if found.agrees:
             one.counted = True
@@ -158,17 +162,18 @@ class AgreementLedger:
             self.dropped += 1
         return known
 
-    def _seen(self, found: Comparison, wall: float) -> None:
+    def _extend(self, found: Comparison, wall: float) -> None:
         known = self._differences.get(found[:4])
         if known is not None:
             known.last = wall
 
-    def _end(self, ended: _Open, wall: float) -> None:
+    def _end(self, ended: _Standing, wall: float) -> None:
         known = self._differences.get(ended.comparison[:4])
         if known is not None and ended.counted:
             known.stands, known.last = False, wall
 
     def _count_not_judged(self, finding: NotJudged) -> None:
         reasons = self.tallies[finding.kind].not_judged
-        why = finding.why if finding.why in reasons or len(reasons) < MOST_REASONS else "other reasons"
+        # Some reasons contain messages of the kubelet: without a bound there could be any number of them.
+        why = finding.why if finding.why in reasons or len(reasons) < MAX_REASONS else "other reasons"
         reasons[why] = reasons.get(why, 0) + 1

@@ -1,4 +1,4 @@
-"""Hold what a machine adds to a configuration: amounts and cgroup values follow from both. Pure."""
+"""Compute amounts and cgroup values from a configuration and the facts of a machine. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from engine.shadow.second import NextNode
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
-    """Hold what was read of a machine and of its runtime; all of it can be recorded.
+    """Hold the facts of a machine and its runtime, which a record stores as well.
 
-    `hardware` are amounts as `nodeinfo.machine.hardware` gives them, `devices` the numbers of devices by
-    resource, and `runtime` and `oom_floor` as in `CgroupRules`.
+    `hardware` are the amounts that `nodeinfo.machine.hardware` returns, `devices` maps a resource to the
+    number of its devices, and `runtime` and `oom_floor` are as in `CgroupRules`.
     """
 
     hardware: Mapping[str, Quantity]
@@ -53,14 +53,14 @@ class MachineFacts(msgspec.Struct, frozen=True):
         return CgroupRules(self.settings(config), self.files, self.runtime, self.oom_floor)
 
     def allocatable(self, config: KubeletConfiguration) -> dict[str, Quantity]:
-        """Return what pods may request under a configuration. Raise `InvalidInput`."""
+        """Return the allocatable of the node under a configuration. Raise `InvalidInput`."""
         amounts = self.settings(config).node.allocatable()
         amounts.pop(PID, None)
         found = without_huge_pages(amounts, machine.as_configured(self.hardware, config))
         return found | {name: Quantity.from_value(count) for name, count in self.devices.items()}
 
     def node(self, name: str, config: KubeletConfiguration) -> Node:
-        """Return the Node that the kubelet would register, without what others add to it."""
+        """Return the Node that the kubelet would register, without the labels and taints that others add."""
         labels = machine.node_labels(name)
         status = NodeStatus(allocatable=self.allocatable(config))
         return Node(metadata=ObjectMeta(name=name, labels=labels), status=status)
@@ -68,22 +68,24 @@ class MachineFacts(msgspec.Struct, frozen=True):
     def next_node(self, config: KubeletConfiguration, live: KubeletConfiguration, node: Node) -> NextNode:
         """Return a live node as it would be under a second configuration. Raise `InvalidInput`."""
         config = copy(config)
+        # The runtime determines the driver; a file that does not name it would seem to change it.
         config.cgroup_driver = live.cgroup_driver
         if config.container_runtime_endpoint == CONTAINERD:
-            # A kubelet's flag may name another socket; a file that names none does not change it.
+            # A flag of the kubelet may name another socket. A file that names none does not change it.
             config.container_runtime_endpoint = live.container_runtime_endpoint
         status = msgspec.structs.replace(node.status, allocatable=self.allocatable(config))
         return NextNode(config, self.rules(config), msgspec.structs.replace(node, status=status))
 
 
 def with_devices(node: Node, registered: Mapping[str, Sequence[str] | None]) -> Node:
-    """Return a Node with the devices that plugins have registered, by resource: a kubelet that starts has
-    them before its Node shows them again.
+    """Return a Node that also has the devices in `registered`, by resource.
+
+    A kubelet that restarts admits pods with these devices before its Node object shows them again.
     """
     amounts = node.status.allocatable or {}
     counts = {name: Quantity.from_value(len(devices or ())) for name, devices in registered.items()}
-    more = {name: count for name, count in counts.items() if count > amounts.get(name, ZERO)}
-    if not more:
+    missing = {name: count for name, count in counts.items() if count > amounts.get(name, ZERO)}
+    if not missing:
         return node
-    status = msgspec.structs.replace(node.status, allocatable={**amounts, **more})
+    status = msgspec.structs.replace(node.status, allocatable={**amounts, **missing})
     return msgspec.structs.replace(node, status=status)

@@ -1,7 +1,6 @@
-"""Read the machine below a kubelet: cgroup files, its state files, and what its Node object would hold.
+"""Read the machine of a kubelet: cgroup files, the kubelet's state files, and the hardware. It only reads.
 
-Opens files for reading only. A state file that is half written or damaged counts as a fault, and what it said
-before stays.
+A state file that is damaged or half written is reported as a fault, and its last valid content is used.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from engine.host.checksummed_file import read_again
 from engine.memorymanager import checkpoint as memory_checkpoint
 from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.node.nodeinfo import machine
-from engine.shadow.kinds.cgroups import GroupReading, WantedGroup
+from engine.shadow.kinds.cgroups import ExpectedGroup, GroupReading
 from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.machine_facts import MachineFacts
 from engine.topologymanager.policy import Numa, TopologyPolicy
@@ -58,7 +57,9 @@ class ManagerStates(NamedTuple):
 
 
 class MachineReader:
-    """Read a node whose kubelet has this root directory. `fault(source, text)` hears of unreadable files."""
+    """Read the machine of a kubelet with this root directory. `fault(source, text)` is called for a file that
+    cannot be read.
+    """
 
     def __init__(
         self, root: Path, fault: Callable[[str, str], None], *, mounts: Mounts | None = None
@@ -77,7 +78,9 @@ class MachineReader:
         return ManagerStates(self.cpus(), self.memory(), self.devices(), self.claims())
 
     def facts(self, runtime: str = "", runtime_socket: Path | None = None) -> MachineFacts:
-        """Return what configurations are applied to here, with a runtime of this name at the socket."""
+        """Return the facts of the machine. `runtime` is the name of its runtime, which listens at the
+        socket.
+        """
         memory, version, sizes = self._mounts.holding("memory"), self._mounts.version, huge_page_sizes()
         registered = self.devices().registered_devices or {}
         return MachineFacts(
@@ -93,12 +96,12 @@ class MachineReader:
         )
 
     def cpus(self) -> CpuCheckpoint:
-        """Return the state of the CPU manager; without a file, nothing is pinned."""
+        """Return the checkpoint of the CPU manager; an empty one without a file."""
         self._cpus = self._state(self.root / CPU_STATE, cpu_checkpoint.decode, self._cpus, CpuCheckpoint())
         return self._cpus
 
     def cpu_rules(self, config: KubeletConfiguration) -> CpuRules | None:
-        """Return what the static CPU policy decides by, None under another one. Raise `InvalidInput`."""
+        """Return the rules of the static CPU policy; None under another policy. Raise `InvalidInput`."""
         if config.cpu_manager_policy != STATIC:
             return None
         topology, options = read_topology(), StaticOptions.from_config(config)
@@ -109,7 +112,7 @@ class MachineReader:
         return CpuRules(topology, reserved, options, Numa.of_machine())
 
     def topology(self, config: KubeletConfiguration) -> TopologyPolicy:
-        """Return the topology policy on this machine. Raise `InvalidInput`."""
+        """Return the topology manager's policy on this machine. Raise `InvalidInput`."""
         return TopologyPolicy.from_config(
             config.topology_manager_policy,
             config.topology_manager_scope,
@@ -118,52 +121,55 @@ class MachineReader:
         )
 
     def memory(self) -> MemoryCheckpoint:
-        """Return the state of the memory manager; without a file, nothing is reserved."""
+        """Return the checkpoint of the memory manager; an empty one without a file."""
         path = self.root / MEMORY_STATE
         self._memory = self._state(path, memory_checkpoint.decode, self._memory, MemoryCheckpoint())
         return self._memory
 
     def claims(self) -> list[ClaimState]:
-        """Return the prepared claims; without a file, there are none."""
+        """Return the prepared claims; an empty list without a file."""
         self._claims = self._state(self.root / CLAIM_STATE, claim_checkpoint.decode, self._claims, [])
         return self._claims
 
     def devices(self) -> Checkpoint:
-        """Return the device manager's checkpoint; without a file, there are no devices."""
+        """Return the checkpoint of the device manager; an empty one without a file."""
         path = self.root / DEVICE_STATE
         self._devices = self._state(path, device_checkpoint.decode, self._devices, Checkpoint())
         return self._devices
 
-    def group(self, wanted: WantedGroup) -> GroupReading | None:
-        """Return what the kernel has of a cgroup; None if it does not exist."""
+    def group(self, expected: ExpectedGroup) -> GroupReading | None:
+        """Return the files of a cgroup as the kernel shows them; None if the cgroup does not exist."""
         files: dict[str, str | None] = {}
-        for file in wanted.files:
-            text = _read(self._mounts.directory(file.partition(".")[0], wanted.path) / file)
+        for file in expected.files:
+            text = _read(self._mounts.directory(file.partition(".")[0], expected.path) / file)
             files[file] = kernel_form(file, text) if text is not None else None
         if all(text is None for text in files.values()):
             return None
-        score = self._oom_score(wanted.path) if wanted.oom_score_adj is not None else None
+        score = self._oom_score(expected.path) if expected.oom_score_adj is not None else None
         return GroupReading(files, score)
 
     def _oom_score(self, path: str) -> int | None:
-        """Return `oom_score_adj` of a cgroup's first process: the others inherit it."""
+        """Return `oom_score_adj` of the first process of a cgroup, which its other processes inherit; None
+        without a process.
+        """
         procs = _read(self._mounts.directory("memory", path) / "cgroup.procs")
         if not procs:
             return None
         return _oom_score(procs.split()[0])
 
-    def _state(self, path: Path, decode: Callable[[bytes], T], before: T, without: T) -> T:
+    def _state(self, path: Path, decode: Callable[[bytes], T], before: T, empty: T) -> T:
+        """Return the content of a state file, `empty` without a file, or `before` if it cannot be read."""
         try:
             return decode(read_again(path))
         except FileNotFoundError:
-            return without
+            return empty
         except (OSError, ValueError) as error:
             self._fault(str(path), str(error))
             return before
 
 
 def peer_of(path: Path) -> int:
-    """Return the id of the process that listens at a unix socket, 0 if nobody does."""
+    """Return the process id of the listener of a unix socket, 0 if there is none."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(str(path))
@@ -179,7 +185,9 @@ def _oom_score(pid: str) -> int | None:
 
 
 def _read(path: Path) -> str | None:
-    """Return a small kernel file's text, None if it is not there or its cgroup vanishes."""
+    """Return the text of a small kernel file; None if it does not exist or its cgroup is removed
+    meanwhile.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,9 @@
 """Encode observations as rows of a record, and decode them again. Pure.
 
-An observation has up to three rows: the values of the statistics and of the counters, and one row for all
-else, which comes last. Rows of state hold everything, and the others only what changed; each has a number, so
-that a reader notices when one before it is lost. Keys of values are listed in the row in which they change.
+An observation has up to three rows: the values of the statistics, the values of the counters, and last a row
+for everything else. That last row is either a row of state, which holds everything, or holds only the changes
+since the observation before. It has a number, so that a reader detects a lost row. The names of values are
+listed in the row in which they change.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ STREAM: Final = "observation"
 STATE, CHANGED, SKIPPED = "state", "changed", "skipped"
 STATISTICS, COUNTERS = "statistics", "counters"
 _UNKNOWN: Final = -1
+"""The value of an amount that is None."""
 _MOST: Final = 2**63 - 1
-_NO_LOOK: Final = -2
+_NO_OBSERVATION: Final = -2
+"""A number that no observation follows: the rows are useless until the next row of state."""
 _FILE_SYSTEMS: Final = ("nodefs", "imagefs", "containerfs")
 _AMOUNTS: Final = (
     "memory_available", "memory_working_set", "pods_available", "pods_working_set", "max_pids", "processes",
@@ -48,24 +51,24 @@ T = TypeVar("T")
 
 
 class RecordedObservation(NamedTuple):
-    """Hold what an observation saw, and the machine that it saw it on."""
+    """Hold an observation and the facts of its machine."""
 
     seen: Observation
     facts: MachineFacts
 
 
 class ObservationEncoder:
-    """Turn observations into rows; remembers what the rows before said."""
+    """Encode observations as rows. `_last` holds the values in earlier rows, to encode changes only."""
 
     def __init__(self) -> None:
-        self._said: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
         self._pods: dict[str, Pod] = {}
         self._records: dict[str, PodRecord] = {}
 
     def rows(self, recorded: RecordedObservation, number: int, *, state: bool) -> Iterator[RecordRow]:
-        """Yield the rows of an observation; the last one is a row of state, or says what changed."""
+        """Yield the rows of an observation. With `state`, the last one holds everything, else the changes."""
         if state:
-            self._said, self._pods, self._records = {}, {}, {}
+            self._last, self._pods, self._records = {}, {}, {}
         seen = recorded.seen
         counters, others = _counters(seen.series)
         inputs: dict[str, Any] = {"number": number, "at": seen.at, "now": seen.now}
@@ -89,23 +92,24 @@ class ObservationEncoder:
         yield RecordRow(time=seen.at, stream=STREAM, name=STATE if state else CHANGED, inputs=inputs)
 
     def _changed(self, name: str, value: Any) -> dict[str, Any]:
-        if name in self._said and self._said[name] == value:
+        """Return a value under its name; an empty dictionary if it is the one of the last row."""
+        if name in self._last and self._last[name] == value:
             return {}
-        self._said[name] = value
+        self._last[name] = value
         return {name: value}
 
     def _changed_pods(self, seen: Observation) -> dict[str, Any]:
-        """Return the pods that changed and what the runtime holds of them; None for those that are gone."""
+        """Return the pods and runtime records that changed, by uid; None for those that are gone."""
         pods: dict[str, Pod | None] = {
             uid: pod for uid, pod in seen.pods.items() if self._pods.get(uid) is not pod
         }
         pods |= dict.fromkeys(self._pods.keys() - seen.pods.keys())
         records: dict[str, PodRecord | None] = {}
         for uid in seen.pods:
-            held, said = seen.records.get(uid), self._records.get(uid)
-            if held is None or held == said:
+            record = seen.records.get(uid)
+            if record is None or record == self._records.get(uid):
                 continue
-            records[uid] = self._records[uid] = held
+            records[uid] = self._records[uid] = record
         for uid in self._records.keys() - (seen.records.keys() & seen.pods.keys()):
             del self._records[uid]
             records[uid] = None
@@ -114,43 +118,43 @@ class ObservationEncoder:
         return {name: value for name, value in found.items() if value}
 
     def _order(self, seen: Observation) -> list[str]:
-        """Return the uids in the order of the kubelet's list, if it is not the one of the pods before and
-        the new ones after them.
+        """Return the uids in the order of the kubelet's list; an empty list if that is the earlier pods in
+        their order, followed by the new ones, as a decoder assumes.
         """
-        before = self._said.get("order", [])
+        before = self._last.get("order", [])
         uids = list(seen.pods)
         kept = [uid for uid in before if uid in seen.pods]
         known = set(kept)
-        self._said["order"] = uids
+        self._last["order"] = uids
         return [] if uids == [*kept, *(uid for uid in uids if uid not in known)] else uids
 
 
-def skipped(at: float, number: int, why: str) -> RecordRow:
-    """Return the row of an observation at which the node did not answer."""
+def skipped_row(at: float, number: int, why: str) -> RecordRow:
+    """Return the row of an observation that was skipped because the node did not answer."""
     return RecordRow(time=at, stream=STREAM, name=SKIPPED, text=why, inputs={"number": number})
 
 
 @dataclass(slots=True)
 class ObservationDecoder:
-    """Take the rows of a record in order. Between a row that is lost and the next row of state, there are no
-    observations.
+    """Decode the rows of a record in order. It returns no observations between a lost row and the next row of
+    state.
     """
 
-    _number: int = _NO_LOOK
+    _number: int = _NO_OBSERVATION
     _pods: dict[str, Pod] = field(default_factory=dict)
     _records: dict[str, PodRecord] = field(default_factory=dict)
-    _said: dict[str, Any] = field(default_factory=dict)
+    _last: dict[str, Any] = field(default_factory=dict)
     _values: dict[str, Sequence[int]] = field(default_factory=dict)
 
     def restart(self) -> None:
-        """Expect the first observation of a shadow."""
+        """Expect the first observation of a shadow, which has number 1, as the next row."""
         self._number = 0
 
-    def follows(self, row: RecordRow) -> bool:
-        """Tell whether a row completes the observation after the last one."""
+    def is_next(self, row: RecordRow) -> bool:
+        """Return whether a row completes the observation that follows the last one."""
         return row.inputs.get("number") == self._number + 1
 
-    def take(self, row: RecordRow) -> RecordedObservation | None:
+    def decode(self, row: RecordRow) -> RecordedObservation | None:
         """Return the observation that a row completes. Raise `InvalidInput` for a row of another shape."""
         if row.name in (STATISTICS, COUNTERS):
             self._values[row.name] = row.values
@@ -161,61 +165,62 @@ class ObservationDecoder:
             raise InvalidInput(f"not a recorded observation: {error!r}", subject="record") from None
 
     def _complete(self, row: RecordRow) -> RecordedObservation | None:
+        """Return the observation whose last row this is; None if it was skipped or rows are missing."""
         inputs, values = row.inputs, self._values
         self._values = {}
         if row.name == STATE:
             self._pods, self._records = {}, {}
-        elif not self.follows(row):
-            self._number = _NO_LOOK
+        elif not self.is_next(row):
+            self._number = _NO_OBSERVATION
             return None
         self._number = inputs["number"]
         if row.name == SKIPPED:
             return None
-        self._take_values(inputs)
-        self._take_pods(inputs)
-        series = dict(zip(self._said["counterKeys"], values.get(COUNTERS, ()), strict=True))
+        self._decode_values(inputs)
+        self._decode_pods(inputs)
+        series = dict(zip(self._last["counterKeys"], values.get(COUNTERS, ()), strict=True))
         use = None
         if inputs["measured"]:
-            use = _measured(self._said["statisticKeys"], values.get(STATISTICS, ()))
+            use = _measured(self._last["statisticKeys"], values.get(STATISTICS, ()))
         images = None
         if "filesystem" in inputs:
             filesystem = _decoded(inputs["filesystem"], FileSystem)
-            images = SeenImages(self._said["images"], self._said["used"], filesystem)
+            images = SeenImages(self._last["images"], self._last["used"], filesystem)
         seen = Observation(
             at=inputs["at"],
             now=inputs["now"],
-            config=self._said["config"],
+            config=self._last["config"],
             pods=dict(self._pods),
             records=dict(self._records),
-            node=self._said["node"],
-            node_known=self._said["nodeKnown"],
+            node=self._last["node"],
+            node_known=self._last["nodeKnown"],
             use=use,
-            series={**self._said["series"], **series},
-            probes_served=self._said["probesServed"],
+            series={**self._last["series"], **series},
+            probes_served=self._last["probesServed"],
             images=images,
         )
-        return RecordedObservation(seen, self._said["machine"])
+        return RecordedObservation(seen, self._last["machine"])
 
-    def _take_values(self, inputs: Mapping[str, Any]) -> None:
-        said = self._said
+    def _decode_values(self, inputs: Mapping[str, Any]) -> None:
+        last = self._last
         for name in ("statisticKeys", "counterKeys", "series", "probesServed", "nodeKnown"):
             if name in inputs:
-                said[name] = inputs[name]
+                last[name] = inputs[name]
         if "config" in inputs:
             config = _decoded(inputs["config"], KubeletConfiguration)
             keep_zeros(config, inputs["config"])
-            # The same object tells that nothing changed.
-            said["config"] = said["config"] if said.get("config") == config else config
+            # Comparisons detect a change of configuration by the identity of the object.
+            last["config"] = last["config"] if last.get("config") == config else config
         if "node" in inputs:
-            said["node"] = _decoded(inputs["node"], Node)
+            last["node"] = _decoded(inputs["node"], Node)
         if "machine" in inputs:
-            said["machine"] = _decoded(inputs["machine"], MachineFacts)
+            last["machine"] = _decoded(inputs["machine"], MachineFacts)
         if "images" in inputs:
-            said["images"] = _decoded(inputs["images"], list[SeenImage])
+            last["images"] = _decoded(inputs["images"], list[SeenImage])
         if "used" in inputs:
-            said["used"] = frozenset(inputs["used"])
+            last["used"] = frozenset(inputs["used"])
 
-    def _take_pods(self, inputs: Mapping[str, Any]) -> None:
+    def _decode_pods(self, inputs: Mapping[str, Any]) -> None:
         _update(self._pods, inputs.get("pods", {}), Pod)
         _update(self._records, inputs.get("records", {}), PodRecord)
         if "order" in inputs:
@@ -239,17 +244,18 @@ def _values_row(seen: Observation, name: str, values: Any) -> RecordRow:
 
 
 def _counters(series: Mapping[str, float]) -> tuple[dict[str, int], dict[str, float]]:
-    """Return the series with whole values, and the others."""
+    """Return the series whose values are whole numbers, which a row stores compactly, and the others."""
     whole = {name: int(value) for name, value in series.items() if value.is_integer() and value < _MOST}
     return whole, {name: value for name, value in series.items() if name not in whole}
 
 
 def _keys(use: MeasuredNode) -> list[str]:
-    """Return a text for each pod: its uid, its containers and its volumes."""
+    """Return `uid/containers/volumes` for each pod, with names separated by commas."""
     return [f"{uid}/{','.join(pod.containers)}/{','.join(pod.volumes)}" for uid, pod in use.pods.items()]
 
 
 def _statistics(use: MeasuredNode) -> Iterator[int]:
+    """Yield the values of the node, and of the pods in the order of `_keys`."""
     for name in _AMOUNTS:
         yield _known(getattr(use, name))
     for name in _FILE_SYSTEMS:
@@ -267,7 +273,9 @@ def _statistics(use: MeasuredNode) -> Iterator[int]:
 
 
 def _measured(keys: Sequence[str], values: Sequence[int]) -> MeasuredNode:
-    """Return the statistics. Raise ValueError for another number of values than keys have."""
+    """Return the statistics from the result of `_keys` and `_statistics`. Raise ValueError if the number of
+    values does not match the keys.
+    """
     amounts = [None if value == _UNKNOWN else value for value in values[:_NODE_VALUES]]
     node: dict[str, Any] = dict(zip(_AMOUNTS, amounts, strict=False))
     rest = amounts[len(_AMOUNTS) :]
@@ -279,16 +287,18 @@ def _measured(keys: Sequence[str], values: Sequence[int]) -> MeasuredNode:
         uid, containers, volumes = ([*part.split(",")] if part else [] for part in key.split("/"))
         memory, storage, processes = values[at : at + _POD_VALUES]
         at += _POD_VALUES
-        used = {}
+        of_containers = {}
         for name in containers:
-            of, *disks = values[at : at + _CONTAINER_VALUES]
-            used[name] = ContainerUsage(_or_none(of), Disk(*disks[:2]), Disk(*disks[2:]))
+            working_set, *disks = values[at : at + _CONTAINER_VALUES]
+            of_containers[name] = ContainerUsage(_or_none(working_set), Disk(*disks[:2]), Disk(*disks[2:]))
             at += _CONTAINER_VALUES
-        filled = {}
+        of_volumes = {}
         for name in volumes:
-            filled[name] = Disk(*values[at : at + _VOLUME_VALUES])
+            of_volumes[name] = Disk(*values[at : at + _VOLUME_VALUES])
             at += _VOLUME_VALUES
-        pods[uid[0]] = MeasuredPod(_or_none(memory), _or_none(storage), _or_none(processes), used, filled)
+        pods[uid[0]] = MeasuredPod(
+            _or_none(memory), _or_none(storage), _or_none(processes), of_containers, of_volumes
+        )
     if at != len(values):
         raise ValueError("statistics with another number of values than keys")
     return MeasuredNode(**node, pods=pods)

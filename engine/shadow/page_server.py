@@ -1,4 +1,4 @@
-"""Serve a shadow's report while it runs: `/` the page, `/report.json`, `/metrics`. GET only."""
+"""Serve the report of a running shadow over HTTP, to GET requests only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from engine.api.quantity import decimal
 Document = tuple[str, bytes]
 """A content type and a body."""
 _DEADLINE = 10.0
-_MOST_HEADER_LINES = 100
+_MAX_HEADER_LINES = 100
 
 
 class PageServer:
-    """Serve documents that are made when somebody asks; `address` is `HOST:PORT`."""
+    """Serve documents by path, each made for each request. `address` is `HOST:PORT`.
+
+    Raise `Refused` for another address.
+    """
 
     def __init__(self, address: str, documents: Mapping[str, Callable[[], Document]]) -> None:
         host, _, port = address.rpartition(":")
@@ -41,10 +44,11 @@ class PageServer:
             await self._server.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request, and close the connection; ignore a client that is slow or sends no HTTP."""
         with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
             async with asyncio.timeout(_DEADLINE):
                 method, path, *_ = (await reader.readline()).decode("latin-1").split()
-                for _ in range(_MOST_HEADER_LINES):
+                for _ in range(_MAX_HEADER_LINES):
                     if not (await reader.readline()).strip():
                         break
                 writer.write(self._response(method, path.partition("?")[0]))

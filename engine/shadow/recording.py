@@ -1,4 +1,4 @@
-"""Turn observations into rows of a record: the node, the decisions, and what happened to pods. Pure."""
+"""Convert observations into rows of a record: observations, decisions, and changes of pods. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from engine.shadow.kinds.status import statuses
 from engine.shadow.observation_rows import ObservationEncoder, RecordedObservation
 
 JUDGED: Final = "judged"
-"""The stream of rows about decisions that were compared: the kind, and what the rules decide."""
+"""The stream of rows about compared decisions: their name is the kind, and their text is our decision."""
 Compared = dict[tuple[str, str], Comparison]
 """The comparisons of an observation by kind and subject."""
 
 
 class ObservationRecorder:
-    """Compare each observation with the one before, and yield the rows that say what changed."""
+    """Compare each observation with the one before, and yield rows for the changes."""
 
     def __init__(self) -> None:
         self._encoder = ObservationEncoder()
@@ -38,7 +38,9 @@ class ObservationRecorder:
     def rows(
         self, recorded: RecordedObservation, findings: Iterable[Finding], number: int, *, state: bool = False
     ) -> Iterator[RecordRow]:
-        """Yield the rows of one observation. The last one completes it; with `state`, it holds everything."""
+        """Yield the rows of one observation with number `number`. The last row completes it; with `state`, it
+        holds everything.
+        """
         seen = recorded.seen
         compared: Compared = {(one.kind, one.subject): one for one in findings if isinstance(one, Comparison)}
         yield from self._pods(seen, compared)
@@ -48,7 +50,7 @@ class ObservationRecorder:
         self._first = False
 
     def _comparisons(self, seen: Observation, compared: Compared) -> Iterator[RecordRow]:
-        """Yield what both sides decided, where either decides otherwise than at the observation before."""
+        """Yield a row for each comparison in which either side changed since the observation before."""
         judged = {key: (one.ours, one.kubelets) for key, one in compared.items()}
         for key, sides in judged.items():
             if self._judged.get(key) != sides:
@@ -61,7 +63,10 @@ class ObservationRecorder:
         self._judged = judged
 
     def _pods(self, seen: Observation, compared: Compared) -> Iterator[RecordRow]:
-        shown = {uid: _standing(pod) for uid, pod in seen.pods.items()}
+        """Yield a row for each pod whose status changed, for the decision that it shows, and for pods that
+        are gone.
+        """
+        shown = {uid: _status_of(pod) for uid, pod in seen.pods.items()}
         for uid, pod in seen.pods.items():
             if self._shown.get(uid) == shown[uid]:
                 continue
@@ -72,8 +77,8 @@ class ObservationRecorder:
             )
             decision = _decision(pod)
             if decision:
-                yield _row(seen, pod, "decision", decision, text, _both(compared, decision, pod))
-        for uid in self._shown.keys() - shown.keys():
+                yield _row(seen, pod, "decision", decision, text, _decision_inputs(compared, decision, pod))
+        for uid in (uid for uid in self._shown if uid not in shown):
             phase, reason, message = self._shown[uid]
             last = f"last seen {phase} {reason}".rstrip()
             yield RecordRow(time=seen.at, stream="pod", name="gone", text=last, uid=uid, pod=self._names[uid])
@@ -81,9 +86,10 @@ class ObservationRecorder:
         self._names = {uid: pod.full_name for uid, pod in seen.pods.items()}
 
     def _restarts(self, seen: Observation, compared: Compared) -> Iterator[RecordRow]:
+        """Yield a row for each container that has replaced another one since the observation before."""
         newest: dict[tuple[str, str], str] = {}
         for uid, pod in seen.pods.items():
-            record, told = seen.record(uid), statuses(pod.status)
+            record, shown = seen.record(uid), statuses(pod.status)
             for container in pod.all_containers:
                 last = record.container(container.name)
                 if last is None:
@@ -91,15 +97,15 @@ class ObservationRecorder:
                 key = uid, container.name
                 newest[key] = last.id
                 if not self._first and self._newest.get(key) not in (None, last.id):
-                    yield _restarted(seen, pod, record, container.name, told.get(container.name), compared)
+                    yield _restarted(seen, pod, record, container.name, shown.get(container.name), compared)
         self._newest = newest
 
 
 def _restarted(
-    seen: Observation, pod: Pod, record: PodRecord, name: str, told: ContainerStatus | None,
+    seen: Observation, pod: Pod, record: PodRecord, name: str, status: ContainerStatus | None,
     compared: Compared,
 ) -> RecordRow:  # fmt: skip
-    """Return the row of a restart, with the end of the container before."""
+    """Return the row of a restart, with the end of the previous container."""
     before = record.previous(name)
     container = next(one for one in pod.all_containers if one.name == name)
     inputs: dict[str, Any] = {"restartPolicy": policy_of(pod, container)}
@@ -116,21 +122,21 @@ def _restarted(
         found = compared.get(("restart", f"{pod.full_name}/{name} attempt {before.attempt}"))
         if found is not None:
             inputs["byTheseRules"] = f"{found.ours} ({found.our_reason})"
-    if told is not None:
-        inputs["restartCount"] = told.restart_count
+    if status is not None:
+        inputs["restartCount"] = status.restart_count
     return _row(seen, pod, "decision", "restart restarted", text, inputs, container=name)
 
 
 def _decision(pod: Pod) -> str:
-    """Return the decision of the kubelet that a pod's status shows."""
+    """Return the decision of the kubelet that the status of a pod shows, "" for none."""
     reason = pod.status.reason
     if is_rejected(pod):
         return "admission refused"
     return {EVICTED: "eviction evicted", PREEMPTED: "preemption preempted"}.get(reason, "")
 
 
-def _both(compared: Compared, decision: str, pod: Pod) -> dict[str, Any]:
-    """Return what the rules say about a decision of the kubelet."""
+def _decision_inputs(compared: Compared, decision: str, pod: Pod) -> dict[str, Any]:
+    """Return the inputs of a kubelet's decision: requests of the pod, and our decision with its reason."""
     kind = decision.partition(" ")[0]
     found = compared.get((kind, pod.full_name))
     inputs: dict[str, Any] = {"requests": _requests(pod)}
@@ -142,6 +148,7 @@ def _both(compared: Compared, decision: str, pod: Pod) -> dict[str, Any]:
 
 
 def _requests(pod: Pod) -> dict[str, str]:
+    """Return the requests of each container as text."""
     return {
         container.name: " ".join(f"{name}={amount}" for name, amount in container.requests.items())
         or "nothing"
@@ -149,13 +156,15 @@ def _requests(pod: Pod) -> dict[str, str]:
     }
 
 
-def _standing(pod: Pod) -> tuple[str, str, str]:
+def _status_of(pod: Pod) -> tuple[str, str, str]:
     status = pod.status
     return status.phase, status.reason, status.message
 
 
 def _pod_of(one: Comparison) -> str:
-    """Return the pod that a decision is about: subjects begin with its name, or are paths of cgroups."""
+    """Return the full name of the pod of a comparison, "" for none: a subject begins with the pod's name, or
+    is a cgroup path or `node`.
+    """
     namespace, _, name = one.subject.partition(" ")[0].partition("/")
     name = name.partition("/")[0]
     return f"{namespace}/{name}" if namespace and name else ""

@@ -1,10 +1,9 @@
-"""Play a shadow's record again: judge every recorded observation once more, and let another configuration
-decide next to the live one.
+"""Replay the record of a shadow: compare every recorded observation again, also under another configuration.
 
-Both are what a shadow does beside a kubelet, so a replay decides as that shadow did, and under another
-configuration as `kubengine shadow --with` would have done. Kinds of decisions that need more than a record
-has are left out (`judge.REPEATABLE`). Where a record lacks the start of its shadow, or rows in between, the
-shadow knew more than a replay can; the decisions are then only compared with those of the kubelet.
+A replay decides as the shadow did next to the kubelet, and under another configuration as `kubengine shadow
+--with` would have done. It leaves out kinds of decisions that a record does not suffice for
+(`judge.REPEATABLE`). If a record lacks the start of its shadow, or rows in between, the shadow knew more than
+a replay can know. Its decisions are then compared with those of the kubelet, but not with the recorded ones.
 """
 
 from __future__ import annotations
@@ -29,13 +28,16 @@ from engine.shadow.recording import JUDGED
 from engine.shadow.second import NextChange, NextNode, SecondConfiguration
 
 Decided = dict[tuple[str, str], str]
-"""What the rules decide, by kind and subject."""
+"""Our decisions by kind and subject."""
 
 
 @dataclass(slots=True)
 class ReplayedShadow:
-    """Hold what a replay found: its decisions, those that differ from the record or from the kubelet in
-    words, and what the other configuration would have changed.
+    """Hold the result of a replay, from `began` to `ended` (Unix seconds).
+
+    `decisions` is the number of its decisions. `unlike` describes those that differ from the recorded ones,
+    and `differ` those that differ from the kubelet's. `changes` are the decisions that the other
+    configuration changes. `gaps` describes what the record lacks.
     """
 
     name: str = ""
@@ -49,50 +51,53 @@ class ReplayedShadow:
 
 
 class ShadowReplay:
-    """Play one record once, with `config` or `more` pods, which are there before all others, next to the live
-    configuration.
+    """Replay one record once. With `config` or `added_pods`, which arrive before all others, decide under
+    these as well.
     """
 
-    def __init__(self, config: KubeletConfiguration | None = None, more: Sequence[Pod] = ()) -> None:
-        self._config, self._more = config, tuple(more)
+    def __init__(self, config: KubeletConfiguration | None = None, added_pods: Sequence[Pod] = ()) -> None:
+        self._config, self._added_pods = config, tuple(added_pods)
         self._found = ReplayedShadow()
         self._second = SecondConfiguration()
         self._nodes: tuple[RecordedObservation, CgroupRules, NextNode] | None = None
         self._decoder = ObservationDecoder()
         self._begin(whole=False)
 
-    def play(self, record: Record) -> ReplayedShadow:
-        """Return what was found. Raise `InvalidInput` if the record has no observation that can be played."""
+    def replay(self, record: Record) -> ReplayedShadow:
+        """Return the result. Raise `InvalidInput` if the record has no observation that can be replayed."""
         for row in record.rows():
-            self._take(row)
+            self._replay_row(row)
         found = self._found
         found.gaps += record.gaps
         if not found.began:
             raise InvalidInput(
-                "has no observation of a shadow that can be played", subject=str(record.directory)
+                "has no observation of a shadow that can be replayed", subject=str(record.directory)
             )
-        self._close_ledger()
+        self._add_differences()
         return found
 
     def _begin(self, *, whole: bool) -> None:
-        """Begin as a shadow does when it starts, or at a row of state where what came before is lost."""
+        """Reset the state of comparisons. `whole` says that the shadow started here as well; else earlier
+        rows are lost, and the shadow had more state.
+        """
         self._judge, self._ledger = Judge(), AgreementLedger()
         self._whole = whole
         self._decided: Decided = {}
         self._recorded: Decided = {}
 
-    def _take(self, row: RecordRow) -> None:
+    def _replay_row(self, row: RecordRow) -> None:
+        """Replay the observation that a row completes. Raise `InvalidInput` for a row of another shape."""
         if row.stream == RECORDER and row.name == BEGAN:
-            self._close_ledger()
+            self._add_differences()
             self._begin(whole=True)
             self._decoder.restart()
         elif row.stream == JUDGED and row.name in REPEATABLE:
             self._recorded[row.name, row.inputs["subject"]] = row.text
         elif row.stream == STREAM:
-            if row.name == STATE and not self._decoder.follows(row):
-                self._close_ledger()
+            if row.name == STATE and not self._decoder.is_next(row):
+                self._add_differences()
                 self._begin(whole=False)
-            recorded = self._decoder.take(row)
+            recorded = self._decoder.decode(row)
             if row.name == SKIPPED:
                 self._ledger.interrupt()
             elif recorded is not None:
@@ -104,23 +109,25 @@ class ShadowReplay:
         found.began, found.ended = found.began or seen.at, seen.at
         findings = list(self._judge.repeatable(seen))
         self._compare(findings, seen.at)
-        self._ledger.take(findings, now=seen.now, wall=seen.at)
-        if self._config is not None or self._more:
-            found.changes += self._second.compare(seen, *self._both(recorded))
+        self._ledger.add(findings, now=seen.now, wall=seen.at)
+        if self._config is not None or self._added_pods:
+            found.changes += self._second.compare(seen, *self._rules_and_next_node(recorded))
 
-    def _both(self, recorded: RecordedObservation) -> tuple[CgroupRules, NextNode]:
-        """Return the rules of the live configuration, and the node under the other one."""
+    def _rules_and_next_node(self, recorded: RecordedObservation) -> tuple[CgroupRules, NextNode]:
+        """Return the cgroup rules of the live configuration, and the node under the other one, cached until
+        the machine, the configuration or the Node changes.
+        """
         known, seen = self._nodes, recorded.seen
         if known is None or (known[0].facts, known[0].seen.config, known[0].seen.node) != (
             recorded.facts, seen.config, seen.node,
         ):  # fmt: skip
-            following = recorded.facts.next_node(self._config or seen.config, seen.config, seen.node)
-            following = replace(following, more=self._more)
-            known = self._nodes = recorded, recorded.facts.rules(seen.config), following
+            next_node = recorded.facts.next_node(self._config or seen.config, seen.config, seen.node)
+            next_node = replace(next_node, added_pods=self._added_pods)
+            known = self._nodes = recorded, recorded.facts.rules(seen.config), next_node
         return known[1:]
 
     def _compare(self, findings: Sequence[Finding], at: float) -> None:
-        """Compare the decisions that differ from those of the observation before with the record."""
+        """Compare the decisions that changed since the observation before with the recorded ones."""
         decided: Decided = {
             (one.kind, one.subject): one.ours for one in findings if isinstance(one, Comparison)
         }
@@ -130,8 +137,8 @@ class ShadowReplay:
             self._found.unlike += _unlike(self._recorded, decided, new, at)
         self._decided, self._recorded = decided, {}
 
-    def _close_ledger(self) -> None:
-        """Take over the differences from the kubelet that have been counted."""
+    def _add_differences(self) -> None:
+        """Add the counted differences from the kubelet to the result."""
         for one in self._ledger.differences():
             compared = one.comparison
             self._found.differ.append(
@@ -141,10 +148,11 @@ class ShadowReplay:
 
 
 def _unlike(recorded: Decided, decided: Decided, new: Decided, at: float) -> Iterator[str]:
-    """Yield in words where an observation was judged otherwise than the shadow did; `new` are decisions that
-    the record must have.
+    """Describe the decisions that differ from the recorded ones; `new` are decisions that the record must
+    have.
     """
-    for key in recorded.keys() | new.keys():
+    # Not a set of the keys: its order differs between processes, and so would the report.
+    for key in recorded | new:
         theirs, ours = recorded.get(key), decided.get(key)
         if theirs is None or ours is None or theirs != ours:
             kind, subject = key
@@ -155,14 +163,14 @@ def _unlike(recorded: Decided, decided: Decided, new: Decided, at: float) -> Ite
 
 
 def replay_shadow(
-    directory: Path, config: KubeletConfiguration | None = None, more: Sequence[Pod] = ()
+    directory: Path, config: KubeletConfiguration | None = None, added_pods: Sequence[Pod] = ()
 ) -> ReplayedShadow:
-    """Play the record in a directory. Raise `InvalidInput` if it has none, or no observation that can be
-    played.
+    """Replay the record in a directory. Raise `InvalidInput` if there is none, or none of its observations
+    can be replayed.
     """
-    return ShadowReplay(config, more).play(Record(directory))
+    return ShadowReplay(config, added_pods).replay(Record(directory))
 
 
 def is_of_shadow(directory: Path) -> bool:
-    """Tell whether a shadow wrote the record. Raise `InvalidInput` if the directory has none."""
+    """Return whether a shadow wrote the record in a directory. Raise `InvalidInput` if there is none."""
     return next(Record(directory).rows(lambda row: row.stream == STREAM), None) is not None

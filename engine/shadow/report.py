@@ -1,4 +1,4 @@
-"""Show a shadow's report: as a table, as one HTML page, and as metrics."""
+"""Format the report of a shadow as a table, as an HTML page, and as metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from engine.metrics import Registry
 from engine.shadow.ledger import AgreementLedger
 
-MOST_SHOWN: Final = 500
+MAX_SHOWN: Final = 500
 NONE_SEEN: Final = "none was seen"
 _STYLE: Final = """
 body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#1c2530}
@@ -23,7 +23,7 @@ code{font-size:.92em;overflow-wrap:anywhere}
 
 
 def verdict(report: Mapping[str, Any]) -> str:
-    """Return the verdict of a report as one sentence."""
+    """Return a sentence that says how many decisions were compared, and how many of them differ."""
     span = _span(report["now"] - report["began"])
     taken = report["agreed"] + report["differed"]
     if not taken:
@@ -36,7 +36,9 @@ def verdict(report: Mapping[str, Any]) -> str:
 
 
 def kind_rows(report: Mapping[str, Any]) -> list[tuple[str, int, int, str]]:
-    """Return each kind: name, agreed, differed, and what was not judged or that nothing happened."""
+    """Return a row per kind: its name, how many agreed, how many differed, and what was not judged and
+    why.
+    """
     rows = []
     for kind, tally in report["kinds"].items():
         not_judged = "; ".join(f"{count} × {why}" for why, count in tally["notJudged"].items())
@@ -46,7 +48,9 @@ def kind_rows(report: Mapping[str, Any]) -> list[tuple[str, int, int, str]]:
 
 
 def html(report: Mapping[str, Any], *, refresh: int = 0) -> str:
-    """Return the report as a page that needs nothing else; with `refresh`, a browser reloads it (seconds)."""
+    """Return the report as a self-contained page. A browser reloads it every `refresh` seconds, 0 for
+    never.
+    """
     reload = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
     name = escape(report["node"] or report["kubelet"])
     good = "bad" if report["differed"] else "good"
@@ -76,11 +80,11 @@ NEXT_HEADS: Final = ("When", "Decision", "About", "Now", "Next", "Why")
 
 
 def next_rows(report: Mapping[str, Any]) -> Sequence[tuple[str, ...]]:
-    """Return what a second configuration would have decided otherwise, the latest first."""
+    """Return the decisions that a second configuration would have changed, the latest first."""
     return [
         (when(one["at"]), one["decision"], one["subject"], one["now"], one["next"], one["why"])
         for one in reversed(report.get("next", {}).get("changes", ()))
-    ][:MOST_SHOWN]
+    ][:MAX_SHOWN]
 
 
 def _differences(report: Mapping[str, Any]) -> str:
@@ -94,7 +98,7 @@ def _differences(report: Mapping[str, Any]) -> str:
             f"{one['kubelets']} ({one['kubeletsReason']})",
             f"{one['times']} ×, {when(one['first'])} to {'now' if one['stands'] else when(one['last'])}",
         )
-        for one in reversed(report["differences"][-MOST_SHOWN:])
+        for one in reversed(report["differences"][-MAX_SHOWN:])
     ]
     return _table(("Decision", "About", "By these rules", "By the kubelet", "Seen"), rows)
 
@@ -130,7 +134,7 @@ def _span(seconds: float) -> str:
 
 
 def register(registry: Registry, ledger: AgreementLedger) -> None:
-    """Expose a ledger's counts as metrics of `registry`."""
+    """Expose the counts of a ledger as metrics of `registry`."""
     registry.collected(
         "counter",
         "kubengine_shadow_decisions_total",

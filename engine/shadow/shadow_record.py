@@ -1,8 +1,7 @@
-"""Write a shadow's record: its observations, and the events of the kubelet and of the runtime between them.
+"""Write the record of a shadow: its observations, and the events of the kubelet and the runtime between them.
 
-The kubelet's events come from the API server, which cannot select them by node: it sends those of all
-kubelets, and the record keeps those of its node. Without the right to list them the record has none, which is
-said once.
+The API server cannot select Events by node. It sends those of all kubelets, and the record stores those of
+its node. Without the permission to list Events, the record has none, and the shadow reports this once.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from engine.record.blocks import RecordRow
 from engine.record.writer import FLUSH_SECONDS, record_writer
 from engine.shadow.events import ClusterEvent, cluster_row, runtime_row
 from engine.shadow.kinds.comparison import Finding
-from engine.shadow.observation_rows import RecordedObservation, skipped
+from engine.shadow.observation_rows import RecordedObservation, skipped_row
 from engine.shadow.recording import ObservationRecorder
 from engine.wire import cri_v1_pb2 as cri
 
@@ -29,9 +28,9 @@ EVENTS: Final[WatchedResource[ClusterEvent]] = WatchedResource(
 
 
 class ShadowRecord:
-    """Hold the writer of a record. Belongs to one event loop; call `close` when done.
+    """Write one record. It belongs to one event loop; call `close` when done.
 
-    Raise `Refused` if the directory cannot be made, and `InvalidInput` for limits that limit nothing.
+    Raise `Refused` if the directory cannot be made, and `InvalidInput` for invalid limits.
     """
 
     def __init__(self, section: RecordSection, clock: Callable[[], float]) -> None:
@@ -40,11 +39,11 @@ class ShadowRecord:
         self._writer.open()
         self._recorder = ObservationRecorder()
         self._tasks = Tasks().passing("record")
-        self._flushes_soon = False
+        self._flush_pending = False
         self._events: ResourceWatch[ClusterEvent] | None = None
         self._node = ""
         self._versions: dict[str, str] = {}
-        """Name of each Event of the node → the version of it that is recorded."""
+        """Map the name of each Event of the node to its recorded resource version."""
 
     async def close(self) -> None:
         await self._tasks.stop()
@@ -52,11 +51,11 @@ class ShadowRecord:
 
     @property
     def trouble(self) -> str:
-        """Return why the kubelet's events cannot be read, '' while they can or nobody asks for them."""
+        """Return why the Events of the kubelet cannot be read; "" if they can or are not requested."""
         return self._events.trouble if self._events is not None else ""
 
     async def observation(self, seen: RecordedObservation, findings: Sequence[Finding], number: int) -> None:
-        """Record an observation and what was found."""
+        """Record an observation and its findings."""
         state = self._writer.state_due
         *rows, last = self._recorder.rows(seen, findings, number, state=state)
         for row in rows:
@@ -65,8 +64,8 @@ class ShadowRecord:
         await self._flush()
 
     async def skipped(self, number: int, why: str) -> None:
-        """Record an observation at which the node did not answer."""
-        self._writer.add(skipped(self._clock(), number, why))
+        """Record that an observation was skipped because the node did not answer."""
+        self._writer.add(skipped_row(self._clock(), number, why))
         await self._flush()
 
     def runtime_event(self, event: cri.ContainerEventResponse) -> None:
@@ -76,7 +75,9 @@ class ShadowRecord:
             self._add(row)
 
     def follow_events(self, api: ApiClient, node: str) -> None:
-        """Record the Events of the node's kubelet from now on, and those that the API server still has."""
+        """Start to record the Events of the kubelet of a node, including those that the API server still
+        has.
+        """
         if self._events is None:
             self._node = node
             handler = WatchHandler(self._replaced, self._changed, self._deleted)
@@ -84,6 +85,8 @@ class ShadowRecord:
             self._tasks.keep(self._events.run, "events")
 
     def _replaced(self, events: Sequence[ClusterEvent]) -> None:
+        # After a lost connection the watch lists all Events again: those that are recorded already are
+        # skipped.
         before, self._versions = self._versions, {}
         for event in events:
             name = event.metadata.name
@@ -101,16 +104,16 @@ class ShadowRecord:
         self._versions.pop(event.metadata.name, None)
 
     def _add(self, row: RecordRow) -> None:
-        """Add a row between two observations; it is written within a second."""
+        """Add a row between two observations, and write it within a second."""
         self._writer.add(row)
-        if not self._flushes_soon:
-            self._flushes_soon = True
+        if not self._flush_pending:
+            self._flush_pending = True
             self._tasks.start(self._flush_soon())
 
     async def _flush_soon(self) -> None:
         await asyncio.sleep(FLUSH_SECONDS)
-        # Before the write, which does not take rows that come during it.
-        self._flushes_soon = False
+        # Before the write, because it does not include rows that are added while it runs.
+        self._flush_pending = False
         await self._flush()
 
     async def _flush(self) -> None:

@@ -1,6 +1,6 @@
-"""Read what a runtime and a kubelet serve on unix sockets: images and their users, and resources of pods.
+"""Read images from the runtime, and the pod-resources API of the kubelet, over their unix sockets.
 
-Only lists and statuses are asked for, which change no pod.
+It calls only methods that list or return a status, which change nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SERVICE: Final = "/v1.PodResourcesLister/"
 
 
 class RuntimeImages:
-    """Read the images again and again; an image that did not change stays the same object."""
+    """Read the images of a runtime repeatedly. An image that did not change stays the same object."""
 
     def __init__(self, runtime: RuntimeClient) -> None:
         self._runtime = runtime
@@ -34,9 +34,11 @@ class RuntimeImages:
         self._mountpoint: Path | None = None
 
     async def read(self, pods: Iterable[Pod], filesystem: FileSystem) -> SeenImages:
-        """Return the images as they are now. Raise the runtime's error.
+        """Return the current images, the keys of those in use, and the image file system. Raise the error of
+        the runtime.
 
-        `filesystem` is as the kubelet measured it; what it does not tell is read from the machine.
+        `filesystem` is what the kubelet measured. Without its available bytes, the machine is measured
+        instead.
         """
         images = await self._runtime.read_images(self._reader.read)
         # After the images: a container that was created in between counts as a user of its image.
@@ -49,6 +51,7 @@ class RuntimeImages:
         return SeenImages(images, frozenset((*used, *mounted)), filesystem)
 
     async def _measure(self) -> FileSystem:
+        """Return the image file system as the machine shows it; an unknown one if it cannot be read."""
         try:
             if self._mountpoint is None:
                 self._mountpoint = (await runtime_filesystems(self._runtime)).images
@@ -59,7 +62,7 @@ class RuntimeImages:
 
 
 class PodResourcesReader:
-    """Keep one connection to the socket below a kubelet's root directory."""
+    """Hold one connection to the pod-resources socket below the root directory of a kubelet."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / DIRECTORY / SOCKET_NAME
@@ -71,7 +74,7 @@ class PodResourcesReader:
             self._channel = None
 
     async def read(self) -> SeenResources:
-        """Return both answers. Raise `Unavailable`."""
+        """Return the answers of List and GetAllocatableResources. Raise `Unavailable`."""
         if self._channel is None:
             self._channel = PluginChannel(self._path)
         call = self._channel.call

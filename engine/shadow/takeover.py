@@ -1,4 +1,6 @@
-"""Foretell what becomes of each pod if this agent takes the node over now, and on the way back. Pure."""
+"""Predict what happens to each pod if this agent takes the node over now, or a kubelet takes it back.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,20 @@ from engine.shadow.kinds.observation import ENDED, Observation
 
 Fate = Literal["restarts", "moves", "refused", "kept", "ended"]
 FATES: Final[tuple[Fate, ...]] = ("restarts", "moves", "refused", "kept", "ended")
-"""In the order of a report: what changes comes first."""
+"""The order of a report: pods that change come first."""
 
 WITHOUT_DRIVER: Final = (
     "flex_volume", "git_repo", "glusterfs", "rbd", "cephfs", "flocker", "photon_persistent_disk", "quobyte",
     "scale_io", "storageos",
 )  # fmt: skip
-"""Volume sources that this agent does not mount: a pod that runs keeps them until it starts again."""
+"""Volume sources that this agent does not mount. A running pod keeps them until it starts again."""
 _RESIZING: Final = frozenset({"PodResizePending", "PodResizeInProgress"})
 
 
 class PodFate(NamedTuple):
-    """Describe the fate of one pod now, and when a kubelet takes the node back. `holds` is what it has."""
+    """Describe the fate of one pod, the reason, and its fate if a kubelet takes the node back (`back`).
+    `holds` lists its CPUs, memory, devices, claims and volumes.
+    """
 
     pod: str
     fate: Fate
@@ -46,9 +50,7 @@ class PodFate(NamedTuple):
 
 
 class NodeFinding(NamedTuple):
-    """Report something about the node as a whole; one that `stops` the take-over has to be dealt with before
-    it.
-    """
+    """Report a fact about the node. One that `stops` the takeover has to be resolved before it."""
 
     subject: str
     text: str
@@ -56,7 +58,7 @@ class NodeFinding(NamedTuple):
 
 
 class PublishedVolume(NamedTuple):
-    """Name a volume that a CSI driver has published for a pod, by the name of its directory."""
+    """Identify a volume that a CSI driver has published for a pod; `name` is that of its directory."""
 
     uid: str
     name: str
@@ -66,7 +68,9 @@ class PublishedVolume(NamedTuple):
 
 @dataclass(slots=True)
 class Holdings:
-    """Hold assignments of containers in words, by pod uid: those that stay valid, and those that are lost."""
+    """Hold descriptions of the assignments of each pod, by uid: those that stay valid, and those that do
+    not.
+    """
 
     kept: dict[str, list[str]] = field(default_factory=dict)
     lost: dict[str, list[str]] = field(default_factory=dict)
@@ -107,9 +111,8 @@ class Holdings:
 
 
 def driver_findings(kind: str, held: Counter[str], answering: Collection[str]) -> Iterator[NodeFinding]:
-    """Report for each driver whose volumes or claims pods hold (`held`: how many) what it has to do.
-
-    `kind` is `volumes` or `claims`. One that does not answer stops the take-over.
+    """Report for each driver in `held`, which maps it to the number of its volumes or claims (`kind`),
+    whether it answers. A driver that does not answer stops the takeover.
     """
     for driver, count in sorted(held.items()):
         if driver in answering:
@@ -124,7 +127,7 @@ def driver_findings(kind: str, held: Counter[str], answering: Collection[str]) -
 
 
 def pod_fates(seen: Observation, holdings: Holdings) -> list[PodFate]:
-    """Return the fate of every pod, those that change first."""
+    """Return the fate of every pod, in the order of `FATES` and of names."""
     found = [_fate(pod, seen.record(pod.uid), holdings) for pod in seen.pods.values()]
     return sorted(found, key=lambda one: (FATES.index(one.fate), one.pod))
 
@@ -143,6 +146,7 @@ def _fate(pod: Pod, record: PodRecord, holdings: Holdings) -> PodFate:
 
 
 def _of_running(pod: Pod, record: PodRecord, lost: Sequence[str]) -> tuple[Fate, str]:
+    """Return the fate and its reason of a pod that has not ended."""
     if record.empty:
         return "kept", "nothing of it runs yet; it is admitted and started"
     why = _restarts(pod, record)
@@ -158,7 +162,7 @@ def _of_running(pod: Pod, record: PodRecord, lost: Sequence[str]) -> tuple[Fate,
 
 
 def _restarts(pod: Pod, record: PodRecord) -> str:
-    """Return the reason to stop something of a pod that runs, or an empty text."""
+    """Return the reason why this agent would stop containers of a running pod, "" if it would not."""
     if is_static(pod) and not agrees(pod, record):
         return "its containers in the runtime differ from its manifest by name or content"
     actions = compute_pod_actions(pod, record, health=_healthy, spec_hash=container_hash)
@@ -170,10 +174,12 @@ def _restarts(pod: Pod, record: PodRecord) -> str:
 
 
 def _healthy(running: ContainerRecord) -> ContainerHealth:
+    """Return good health: results of probes are not known before the takeover."""
     return ContainerHealth()
 
 
 def _volumes(pod: Pod) -> Iterator[str]:
+    """Describe the volumes of a pod by name and source."""
     for volume in pod.spec.volumes or ():
         names = zip(volume.__struct_fields__, volume.__struct_encode_fields__, strict=True)
         sources = (shown for name, shown in names if name != "name" and getattr(volume, name) is not None)
@@ -185,7 +191,9 @@ def _has_no_driver(volume: Volume) -> bool:
 
 
 def _way_back(pod: Pod) -> str:
-    """Describe what a kubelet does with the pod when it takes the node back, if the pod does not change."""
+    """Return the fate of a running pod if a kubelet takes the node back, provided that the pod does not
+    change.
+    """
     resizing = _RESIZING.intersection(condition.type for condition in pod.status.conditions or ())
     if is_static(pod) and resizing:
         return "restarts if its resize is carried out before: its manifest then has another uid"
@@ -193,12 +201,12 @@ def _way_back(pod: Pod) -> str:
 
 
 def _after_its_end(pod: Pod) -> tuple[str, str]:
-    """Return why a pod that has ended stays so, and what a kubelet does with it later."""
+    """Return the reason why an ended pod stays ended, and its fate if a kubelet takes the node back."""
     status = pod.status
     reason = f" ({status.reason})" if status.reason else ""
     text = f"has ended as {status.phase}{reason}"
     if is_static(pod) and status.reason:
-        # Neither agent finds a trace of the verdict in the runtime.
+        # The runtime holds nothing of a pod that was rejected or evicted, so neither agent knows of it.
         return f"{text}; without an API server its manifest is admitted or refused again", "judged again"
     return text, "stays ended"
 

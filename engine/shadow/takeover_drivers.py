@@ -1,6 +1,6 @@
-"""Read which CSI and DRA drivers a node has, and which volumes of theirs its pods hold.
+"""Find the CSI and DRA drivers of a node, and the volumes that they have published for its pods.
 
-Drivers are only asked for their names, as by a kubelet that starts; nothing else is called.
+The only call is the one by which a starting kubelet gets the name of a plugin.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from engine.shadow.takeover import NodeFinding, PublishedVolume
 
 REGISTRY: Final = "plugins_registry"
 CSI, DRA = "CSIPlugin", "DRAPlugin"
-MOST_SOCKETS: Final = 256
+MAX_SOCKETS: Final = 256
 _DEADLINES: Final = RegistrationDeadlines(dial=2.0, get_info=2.0)
 
 
 async def registered_drivers(root: Path) -> set[tuple[str, str]]:
-    """Return type and name of each plugin that answers at its socket below `plugins_registry`."""
+    """Return the type and the name of each plugin that answers at its socket below `plugins_registry`."""
     sockets = await asyncio.to_thread(_sockets, root / REGISTRY)
     names = await asyncio.gather(*map(_name, sockets))
     return {name for name in names if name is not None}
@@ -40,12 +40,12 @@ async def _name(socket: Path) -> tuple[str, str] | None:
 
 
 def _sockets(directory: Path) -> list[Path]:
-    """Return the sockets at and below a directory, within the bounds of the agent's plugin watcher: other
-    processes write there.
+    """Return the sockets in a directory and its subdirectories, within the bounds of the agent's plugin
+    watcher, because other processes may write any number of files there.
     """
     found: list[Path] = []
     waiting, left = [directory], MAX_ENTRIES
-    while waiting and len(found) < MOST_SOCKETS:
+    while waiting and len(found) < MAX_SOCKETS:
         now = waiting.pop()
         entries = _entries(now, left)
         left -= len(entries)
@@ -55,18 +55,20 @@ def _sockets(directory: Path) -> list[Path]:
                 found.append(entry)
             elif stat.S_ISDIR(mode) and len(entry.relative_to(directory).parts) <= MAX_DEPTH:
                 waiting.append(entry)
-    return found[:MOST_SOCKETS]
+    return found[:MAX_SOCKETS]
 
 
 def _mode(path: Path) -> int:
-    """Return the mode of a file, of a link itself, or 0 if it is gone."""
+    """Return the mode of a file without following links, 0 if it is gone."""
     with suppress(OSError):
         return path.lstat().st_mode
     return 0
 
 
 def csi_volumes(root: Path) -> tuple[list[PublishedVolume], list[NodeFinding]]:
-    """Return the published volumes of all pods, and those whose record cannot be used."""
+    """Return the published volumes of all pods, and a finding for each whose `vol_data.json` cannot be
+    used.
+    """
     volumes: list[PublishedVolume] = []
     findings: list[NodeFinding] = []
     for pod in _entries(root / "pods"):
@@ -92,7 +94,7 @@ def _add(
 
 
 def _entries(directory: Path, most: int = MAX_ENTRIES) -> list[Path]:
-    """Return the entries of a directory, in order, `most` at most; none if it cannot be read."""
+    """Return at most `most` entries of a directory, sorted; an empty list if it cannot be read."""
     with suppress(OSError):
         return sorted(islice(directory.iterdir(), most))
     return []

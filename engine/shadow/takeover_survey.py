@@ -1,4 +1,4 @@
-"""Read a node once and foretell a take-over. Read-only."""
+"""Read a node once and predict a takeover. It changes nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _STATES: Final[dict[str, Callable[[bytes], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TakeoverSurvey:
-    """Hold what a takeover would do to the pods, and the findings about the node."""
+    """Hold the fates of the pods of a node in a takeover, and the findings about the node."""
 
     node: str
     fates: list[PodFate]
@@ -57,7 +57,9 @@ class TakeoverSurvey:
 
     @property
     def changes(self) -> bool:
-        """Tell whether some pod is not simply kept, or something has to be dealt with before."""
+        """Return whether some pod is not kept as it is, or a finding has to be resolved before the
+        takeover.
+        """
         counts = summary(self.fates)
         changed = any(counts[fate] for fate in ("restarts", "moves", "refused"))
         return changed or any(finding.stops for finding in self.findings)
@@ -72,7 +74,7 @@ class TakeoverSurvey:
 
 
 async def survey(shadow: Shadow) -> TakeoverSurvey:
-    """Read the node once. Raise `Unavailable` if kubelet or runtime do not answer."""
+    """Read the node once, and predict. Raise `Unavailable` if the kubelet or the runtime does not answer."""
     seen = await shadow.observe()
     machine = MachineReader(shadow.options.root, shadow.fault)
     name = seen.node.metadata.name
@@ -84,6 +86,9 @@ async def survey(shadow: Shadow) -> TakeoverSurvey:
 def _read(
     machine: MachineReader, config: KubeletConfiguration, node: str, answering: Collection[tuple[str, str]]
 ) -> tuple[Holdings, list[NodeFinding]]:
+    """Return the assignments of pods and the findings about the node; `answering` are types and names of
+    plugins.
+    """
     findings, states = _states(machine.root)
     holdings = Holdings()
     try:
@@ -93,7 +98,7 @@ def _read(
         if config.memory_manager_policy == MEMORY_STATIC:
             holdings.add_memory(_memory(machine, config, states.get(MEMORY_STATE)))
     except KubengineError as error:
-        # The agent does not start with this configuration.
+        # This agent would refuse to start with the configuration, for the same reason.
         findings.append(NodeFinding(error.subject or "configuration", error.message, stops=True))
     devices = states.get(str(DEVICE_STATE)) or Checkpoint()
     holdings.add_devices(devices)
@@ -143,7 +148,7 @@ def _reservation(machine: MachineReader, config: KubeletConfiguration) -> dict[s
 
 
 def _states(root: Path) -> tuple[list[NodeFinding], dict[str, Any]]:
-    """Return what makes a state file unusable, and the content of the usable ones by name."""
+    """Return a finding for each state file that cannot be used, and the content of the others by name."""
     findings, states = [], {}
     for name, decode in _STATES.items():
         try:
@@ -157,7 +162,7 @@ def _states(root: Path) -> tuple[list[NodeFinding], dict[str, Any]]:
 
 
 def rejected_manifests(path: str, node: str) -> Iterator[NodeFinding]:
-    """Yield the manifests of a directory or file that the agent rejects: it ends what runs of their pods."""
+    """Yield a finding for each manifest in a directory or file that the agent rejects: it ends their pods."""
     place = Path(path)
     if not path or not place.exists():
         return
@@ -176,7 +181,7 @@ def rejected_manifests(path: str, node: str) -> Iterator[NodeFinding]:
 
 
 def _plugins(devices: Checkpoint) -> list[NodeFinding]:
-    """Report the device plugins that have to register with the new agent."""
+    """Return a finding for each device plugin that has to register with the new agent."""
     held = {entry.resource_name for entry in devices.pod_device_entries or ()}
     text = "its device plugin registers again with the new agent; running pods keep their devices meanwhile"
     return [NodeFinding(resource, text) for resource in sorted(held)]

@@ -1,8 +1,9 @@
-"""Observe a live node again and again, and judge what is seen. Read-only.
+"""Observe a live node repeatedly, and compare its decisions. It changes nothing.
 
-Each observation reads the kubelet first and the runtime after it, so that a container that the kubelet shows
-is in the runtime's lists. A runtime that sends events is listed rarely: they tell what it has. An observation
-in which either does not answer is skipped and counted as a fault; what was not yet settled then begins again.
+Each observation reads the kubelet before the runtime, so that the runtime's lists have each container that
+the kubelet shows. A runtime that sends events is listed rarely, because its state follows from them. If the
+kubelet or the runtime does not answer, the observation is skipped and counted as a fault, and differences
+that have not settled start again.
 """
 
 from __future__ import annotations
@@ -53,17 +54,17 @@ IMAGES_EVERY: Final = 3
 CONFIG_EVERY: Final = 6
 """Observations until the configuration and the Node are read again."""
 RUNTIME_TIMEOUT: Final = 10.0
-MOST_FAULTS: Final = 100
+MAX_FAULTS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowOptions:
-    """Configure what the shadow reads. `config` is the file to read if the kubelet's port does not show its
-    configuration.
+    """Configure what a shadow reads.
 
-    `runtime` '' is the configuration's endpoint. With `kubeconfig`, the Node comes from the API server.
-    `following` is a second configuration that decides next to the live one; with `record`, what is seen is
-    kept there.
+    `root` is the root directory of the kubelet. `config` is its configuration file, for a port that does not
+    serve the configuration. `runtime` is the endpoint of the runtime, "" for the one in the configuration.
+    With `kubeconfig`, the Node and Events are read from the API server. `next_config` is the file of a second
+    configuration that decides next to the live one. `record` says where observations are recorded.
     """
 
     kubelet: KubeletAccess
@@ -71,13 +72,13 @@ class ShadowOptions:
     config: Path | None = None
     runtime: str = ""
     kubeconfig: Path | None = None
-    following: Path | None = None
+    next_config: Path | None = None
     record: RecordSection = field(default_factory=RecordSection)
 
 
 @dataclass(slots=True)
 class Fault:
-    """Hold a source that could not be read: how often, and when and why last."""
+    """Count how often a source could not be read, with the time (Unix seconds) and reason of the last one."""
 
     times: int = 0
     last: float = 0.0
@@ -86,7 +87,9 @@ class Fault:
 
 @dataclass(slots=True)
 class _Sources:
-    """Hold what changes rarely: configuration, its rules on this machine, and the Node."""
+    """Hold what changes rarely and is read rarely: the configuration, its rules on this machine, and the
+    Node.
+    """
 
     config: KubeletConfiguration
     facts: MachineFacts
@@ -94,14 +97,15 @@ class _Sources:
     node: Node
     node_known: bool
     machine: MachineRules = field(default_factory=MachineRules)
-    following: NextNode | None = None
+    next_node: NextNode | None = None
 
 
 @dataclass(slots=True)
 class Shadow:
-    """Judge a live node. `compare` raises nothing for what a node does; call `close` when done.
+    """Compare the decisions of a live node. Failures of the node are counted in `faults` and not raised. Call
+    `close` when done.
 
-    Raise `InvalidInput` for a file of configuration that cannot be used.
+    Raise `InvalidInput` for a configuration file that cannot be used.
     """
 
     options: ShadowOptions
@@ -131,7 +135,7 @@ class Shadow:
 
     def __post_init__(self) -> None:
         self.began = self.clock()
-        for file in (self.options.config, self.options.following):
+        for file in (self.options.config, self.options.next_config):
             if file is not None:
                 load_config([file])
         self._kubelet = KubeletReader(self.options.kubelet)
@@ -142,7 +146,6 @@ class Shadow:
             self._api = ApiClient(
                 config, Credentials(config, clock=self.clock), user_agent="kubengine-shadow"
             )
-
         if self.options.record.directory:
             self._record = ShadowRecord(self.options.record, self.clock)
 
@@ -159,9 +162,9 @@ class Shadow:
             self._api.close()
 
     async def compare(self) -> list[Difference]:
-        """Observe the node once, and judge it; return the differences that begin to count.
+        """Observe the node once, and compare; return the differences that are counted from now on.
 
-        Raise `InvalidInput` if nothing can ever be observed with these options.
+        Raise `InvalidInput` if no observation can succeed with these options.
         """
         self.observations += 1
         try:
@@ -174,7 +177,7 @@ class Shadow:
             self.ledger.interrupt()
             if self._record is not None:
                 await self._record.skipped(self.observations, str(error))
-            # A kubelet that comes back may have another configuration.
+            # After an outage the kubelet may have another configuration.
             self._sources = None
             return []
         assert self._sources is not None
@@ -189,9 +192,9 @@ class Shadow:
             )
         )
         self.last, self.pods = seen, len(seen.pods)
-        new = self.ledger.take(findings, now=seen.now, wall=seen.at)
-        if self._sources.following is not None:
-            self.second.compare(seen, rules, self._sources.following)
+        new = self.ledger.add(findings, now=seen.now, wall=seen.at)
+        if self._sources.next_node is not None:
+            self.second.compare(seen, rules, self._sources.next_node)
         if self._record is not None:
             recorded = RecordedObservation(seen, self._sources.facts)
             await self._record.observation(recorded, findings, self.observations)
@@ -199,7 +202,9 @@ class Shadow:
         return new
 
     def _follow_events(self, record: ShadowRecord, node: str) -> None:
-        """Record the kubelet's events, too, if there is an API server; say once why they cannot be read."""
+        """Record the Events of the kubelet as well, if there is an API server; report once why they cannot be
+        read.
+        """
         if self._api is not None and node:
             record.follow_events(self._api, node)
         before, self._trouble = self._trouble, record.trouble
@@ -208,7 +213,7 @@ class Shadow:
 
     def fault(self, source: str, text: str) -> None:
         """Count a source that could not be read."""
-        if source not in self.faults and len(self.faults) >= MOST_FAULTS:
+        if source not in self.faults and len(self.faults) >= MAX_FAULTS:
             source = "other sources"
         fault = self.faults.setdefault(source, Fault())
         fault.times, fault.last, fault.text = fault.times + 1, self.clock(), text
@@ -216,7 +221,7 @@ class Shadow:
     def describe(self) -> dict[str, Any]:
         """Return the report, ready for JSON."""
         ledger = self.ledger
-        following = {"next": self.second.describe()} if self.options.following is not None else {}
+        second = {"next": self.second.describe()} if self.options.next_config is not None else {}
         return {
             "began": self.began,
             "now": self.clock(),
@@ -235,16 +240,16 @@ class Shadow:
                 source: {"times": fault.times, "last": fault.last, "text": fault.text}
                 for source, fault in self.faults.items()
             },
-            **following,
+            **second,
         }
 
     async def observe(self) -> Observation:
-        """Read the node once. Raise `Unavailable` if the kubelet or the runtime does not answer."""
+        """Return one observation. Raise `Unavailable` if the kubelet or the runtime does not answer."""
         pods = await asyncio.to_thread(self._kubelet.pods)
         series = await asyncio.to_thread(self._kubelet.series)
-        self._note_start(series.get(STARTED, 0.0))
+        self._note_restart(series.get(STARTED, 0.0))
         use = await asyncio.to_thread(self._statistics)
-        # Without a pod, the name of the node is not known.
+        # The pods name the node, so its name is unknown as long as there is no pod.
         unnamed = self._sources is not None and not self._sources.node.metadata.name and bool(pods)
         if self._sources is None or unnamed or self.observations % CONFIG_EVERY == 0:
             self._sources = await self._read_sources(next((p.spec.node_name for p in pods.values()), ""))
@@ -272,7 +277,9 @@ class Shadow:
         )
 
     async def _read_images(self, pods: Mapping[str, Pod], use: MeasuredNode | None) -> SeenImages | None:
-        """Return the images with one of `IMAGES_EVERY` observations. Raise the runtime's error."""
+        """Return the images, at one of `IMAGES_EVERY` observations, else None. Raise the error of the
+        runtime.
+        """
         if self.observations % IMAGES_EVERY != 1:
             return None
         assert self._runtime is not None
@@ -294,13 +301,15 @@ class Shadow:
             self.fault(error.subject, error.message)
             return None
 
-    def _note_start(self, started_at: float) -> None:
+    def _note_restart(self, started_at: float) -> None:
+        """Count a restart of the kubelet if its start time changed, and read its configuration again."""
         if self._started_at and started_at and started_at != self._started_at:
             self.restarts += 1
             self._sources = None
         self._started_at = started_at or self._started_at
 
     async def _read_sources(self, node_name: str) -> _Sources:
+        """Read the configuration, the machine and the Node. Raise `InvalidInput` or `Unavailable`."""
         config = await asyncio.to_thread(self._kubelet.config)
         if config is None:
             if self.options.config is None:
@@ -313,8 +322,9 @@ class Shadow:
         await self._runtime_watch(config)
         config.cgroup_driver = await self._driver(config.cgroup_driver)
         before = self._sources
+        # Comparisons detect a change of configuration by the identity of the object.
         if before is not None and before.config == config:
-            config = before.config  # the same object tells that nothing changed
+            config = before.config
         assert self._runtime is not None
         name = (await self._runtime.version()).runtime_name
         facts = await asyncio.to_thread(self._machine.facts, name, self._runtime.socket)
@@ -327,13 +337,13 @@ class Shadow:
             node_known=node is not None,
             machine=await asyncio.to_thread(self._machine_rules, config),
         )
-        if self.options.following is not None:
-            following, _ = load_config([self.options.following])
-            sources.following = facts.next_node(following, config, sources.node)
+        if self.options.next_config is not None:
+            next_config, _ = load_config([self.options.next_config])
+            sources.next_node = facts.next_node(next_config, config, sources.node)
         return sources
 
     def _machine_rules(self, config: KubeletConfiguration) -> MachineRules:
-        """Return the rules of the managers; none if they refuse what the kubelet runs with."""
+        """Return the policies of the resource managers; the default ones if they reject the configuration."""
         try:
             return MachineRules(self._machine.topology(config), self._machine.cpu_rules(config))
         except KubengineError as error:
@@ -350,12 +360,12 @@ class Shadow:
             return None
 
     async def _runtime_view(self, config: KubeletConfiguration) -> Mapping[str, PodRecord]:
-        """Return the runtime's pods as they are now. Raise the runtime's error."""
+        """Return the current pods of the runtime by uid. Raise the error of the runtime."""
         # Copies, because events change the records in place while the rest of the node is read.
         return {uid: record.copy() for uid, record in (await self._runtime_watch(config)).pods.items()}
 
     async def _runtime_watch(self, config: KubeletConfiguration) -> RuntimeWatch:
-        """Return the view of the runtime, up to date by its events, or by its lists without them."""
+        """Return the view of the runtime, updated from its events, or from its lists if it sends none."""
         if self._runtime is None or self._watch is None:
             endpoint = self.options.runtime or config.container_runtime_endpoint or CONTAINERD
             self._runtime = RuntimeClient(endpoint, timeout=RUNTIME_TIMEOUT)
@@ -372,6 +382,7 @@ class Shadow:
         return self._watch
 
     async def _driver(self, configured: str) -> str:
+        """Return the cgroup driver that the runtime reports, else the configured one."""
         assert self._runtime is not None
         answer = await self._runtime.runtime_config()
         if answer is None or not answer.HasField("linux"):

@@ -29,7 +29,7 @@ from engine.record.writer import SUFFIX, segments
 from engine.runtime.images.store import StoredImage, _is_stale
 from engine.runtime.requests import stop_signal
 from engine.runtime.streaming.port_forward import SpdyForwarder
-from engine.shadow.kinds.restarts import kubelets_delay
+from engine.shadow.kinds.restarts import delay_in_message
 from engine.shadow.page_server import PageServer
 from engine.wire import cri_v1_pb2 as cri
 
@@ -70,7 +70,7 @@ READERS: dict[str, tuple[Callable[[str], object], object]] = {
     "a storage driver's version": (lambda text: highest_version([f"{text}.0.0", f"1.{text}.0"]), None),
     "a runtime's version": (lambda text: formula_of(f"runc version {text}.1.2"), None),
     "the kubelet's back-off": (
-        lambda text: kubelets_delay(f"back-off {text}s restarting failed container"),
+        lambda text: delay_in_message(f"back-off {text}s restarting failed container"),
         None,
     ),
     "a name of a log": (lambda text: logged_attempts([f"{text}.log"]), []),

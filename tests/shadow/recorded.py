@@ -94,7 +94,7 @@ class RecordingShadow:
         self.judge, self.recorder = Judge(), ObservationRecorder()
         self.second, self.number = SecondConfiguration(), 0
 
-    def take(self, seen: Observation, *, state: bool = False) -> None:
+    def observe(self, seen: Observation, *, state: bool = False) -> None:
         self.at, self.number = seen.at, self.number + 1
         findings = list(self.judge.repeatable(seen))
         state = state or self.writer.state_due

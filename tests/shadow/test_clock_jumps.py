@@ -48,7 +48,7 @@ def judged(seen: Sequence[Observation]) -> tuple[list[list[Finding]], AgreementL
     findings = []
     for one in seen:
         found = list(judge.judge(one, None, MachineRules(), lambda wanted: None, ()))
-        ledger.take(found, now=one.now, wall=one.at)
+        ledger.add(found, now=one.now, wall=one.at)
         findings.append(found)
     return findings, ledger
 

@@ -15,7 +15,7 @@ from engine.cpumanager.checkpoint import CpuCheckpoint
 from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.shadow.kinds.alignment import Alignment
-from engine.shadow.kinds.choices import ChoiceComparer, GivenPart
+from engine.shadow.kinds.choices import ChoiceComparer, ManagerAssignments
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.cpus import CpuRules
 from engine.shadow.kinds.observation import Observation
@@ -50,7 +50,7 @@ def seen(pods: list[Pod], **cpus: str) -> Observation:
 
 def judged(comparer: ChoiceComparer, found: Observation, of: CpuRules | None = None) -> list[Finding]:
     assert found.cpus is not None
-    parts = [GivenPart("cpus", of or rules(), found.cpus.entries)]
+    parts = [ManagerAssignments("cpus", of or rules(), found.cpus.entries)]
     return list(comparer.compare(found, parts, Alignment(TopologyPolicy(), found, None)))
 
 
@@ -110,7 +110,7 @@ def test_a_pod_that_is_in_the_file_before_it_is_listed_is_judged_later() -> None
 def test_without_the_static_policy_nothing_is_judged() -> None:
     found = seen([pinned("p")], p="1")
     (only,) = ChoiceComparer().compare(
-        found, [GivenPart("cpus", None, {})], Alignment(TopologyPolicy(), found, None)
+        found, [ManagerAssignments("cpus", None, {})], Alignment(TopologyPolicy(), found, None)
     )
     assert only == NotJudged("cpus", "node", "the kubelet has no static policy for them")
 

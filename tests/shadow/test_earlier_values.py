@@ -12,9 +12,9 @@ from engine.host.cgroupfs.mounts import find_mounts
 from engine.shadow.kinds.cgroups import (
     KEPT,
     CgroupRules,
+    ExpectedGroup,
     GroupReading,
-    RulesInTime,
-    WantedGroup,
+    RulesHistory,
     compare_pod,
 )
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
@@ -33,13 +33,13 @@ def compared(
 ) -> list[Finding]:
     """Return the findings about a pod whose `pids.max` is `has`, after configurations with these limits."""
     one = pod("p")
-    in_time = RulesInTime()
+    in_time = RulesHistory()
     for at, limit in enumerate(limits):
-        in_time.follow(rules(limit, directory), 100.0 * at)
+        in_time.update(rules(limit, directory), 100.0 * at)
     held = record(one)
     held.sandboxes = [replace(held.sandboxes[0], created_at=created, attempt=attempt)]
 
-    def read(wanted: WantedGroup) -> GroupReading:
+    def read(wanted: ExpectedGroup) -> GroupReading:
         return GroupReading({**wanted.files, "pids.max": str(has)})
 
     return list(compare_pod(one, held, in_time, {}, read))

@@ -22,7 +22,7 @@ from engine.dra.table import ClaimState, PreparedDevice
 from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.memorymanager.state import Block, MemoryTable, NodeState
 from engine.shadow.kinds.alignment import Alignment
-from engine.shadow.kinds.choices import ChoiceComparer, GivenPart
+from engine.shadow.kinds.choices import ChoiceComparer, ManagerAssignments
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.devices import DeviceComparer
 from engine.shadow.kinds.memory import MemoryRules
@@ -179,7 +179,7 @@ def memory_of(*observations: Observation, policy: str = "none", **fields: Any) -
     for one in observations:
         assert one.memory is not None
         alignment = Alignment(TopologyPolicy(policy, numa=Numa((0, 1))), one, before)
-        parts = [GivenPart("memory", MemoryRules.of(config, one.memory), one.memory.entries)]
+        parts = [ManagerAssignments("memory", MemoryRules.of(config, one.memory), one.memory.entries)]
         found, before = list(comparer.compare(one, parts, alignment)), one
     return found
 

@@ -23,7 +23,7 @@ from engine.shadow.observation_rows import (
     ObservationDecoder,
     ObservationEncoder,
     RecordedObservation,
-    skipped,
+    skipped_row,
 )
 from engine.shadow.replay import ReplayedShadow, is_of_shadow, replay_shadow
 from tests.shadow.observations import FACTS, pod, requesting
@@ -46,8 +46,8 @@ def test_observations_are_decoded_as_they_were_seen(state: Any) -> None:
     before: Observation | None = None
     for number, seen in enumerate(observations(), 1):
         *values, last = encoder.rows(RecordedObservation(seen, FACTS), number, state=state(number))
-        assert [decoder.take(row) for row in values] == [None] * len(values)
-        found = decoder.take(plain(last))
+        assert [decoder.decode(row) for row in values] == [None] * len(values)
+        found = decoder.decode(plain(last))
         assert found is not None
         assert same(found.seen, with_bounds(seen)), number
         assert found.facts == FACTS
@@ -74,7 +74,7 @@ def plain(row: RecordRow) -> RecordRow:
 def test_its_own_configuration_gives_the_shadows_decisions(tmp_path: Path) -> None:
     shadow = RecordingShadow(tmp_path)
     for seen in observations():
-        shadow.take(seen)
+        shadow.observe(seen)
     shadow.writer.close()
     found = replay_shadow(tmp_path)
     judged = [row for row in Record(tmp_path).rows() if row.stream == "judged"]
@@ -96,7 +96,7 @@ def test_a_status_is_judged_again_when_the_pod_or_its_containers_change() -> Non
 def test_another_configuration_decides_as_it_would_have_beside_the_kubelet(tmp_path: Path) -> None:
     shadow = RecordingShadow(tmp_path)
     for seen in observations():
-        shadow.take(seen)
+        shadow.observe(seen)
     shadow.writer.close()
     found = replay_shadow(tmp_path, following())
     assert found.changes == shadow.changes()
@@ -106,7 +106,7 @@ def test_another_configuration_decides_as_it_would_have_beside_the_kubelet(tmp_p
 def test_more_pods_are_there_before_all_others(tmp_path: Path) -> None:
     shadow = RecordingShadow(tmp_path)
     for seen in observations():
-        shadow.take(seen)
+        shadow.observe(seen)
     shadow.writer.close()
     more = [pod(f"more-{n}", requesting(cpu="1", memory="300")) for n in range(3)]
     changes = {(one.decision, one.subject) for one in replay_shadow(tmp_path, None, more).changes}
@@ -118,7 +118,7 @@ def test_a_decision_that_the_replay_takes_otherwise_is_unlike(
 ) -> None:
     shadow = RecordingShadow(tmp_path)
     for seen in observations():
-        shadow.take(seen)
+        shadow.observe(seen)
     shadow.writer.close()
     repeatable = Judge.repeatable
 
@@ -140,7 +140,7 @@ def test_the_rest_of_a_record_is_played_from_its_first_state(tmp_path: Path) -> 
     for number, one in enumerate(seen):
         if number == 3:
             shadow.writer._segment = None  # as when it is an hour old
-        shadow.take(one, state=number == 4)
+        shadow.observe(one, state=number == 4)
     shadow.writer.close()
     first, _ = sorted(tmp_path.glob("*.krec"))
     whole = replay_shadow(tmp_path)
@@ -162,7 +162,7 @@ def played_without(tmp_path: Path, number: int) -> ReplayedShadow:
         if at == number:
             shadow.number += 1
             continue
-        shadow.take(seen, state=at == 4)
+        shadow.observe(seen, state=at == 4)
     shadow.writer.close()
     return replay_shadow(tmp_path)
 
@@ -174,7 +174,7 @@ def test_after_a_lost_observation_it_waits_for_the_next_state(tmp_path: Path) ->
     for row in Record(tmp_path).rows(lambda row: row.stream in ("observation", "record")):
         if row.name == "began":
             decoder.restart()
-        elif row.stream == "observation" and (decoded := decoder.take(row)) is not None:
+        elif row.stream == "observation" and (decoded := decoder.decode(row)) is not None:
             numbers.append(round((decoded.seen.at - 1000) / PERIOD))
     assert numbers == [0, 1, 4, 5]
 
@@ -182,9 +182,9 @@ def test_after_a_lost_observation_it_waits_for_the_next_state(tmp_path: Path) ->
 def test_skipped_observations_are_no_loss(tmp_path: Path) -> None:
     shadow = RecordingShadow(tmp_path)
     for seen in observations():
-        shadow.take(seen)
+        shadow.observe(seen)
         shadow.number += 1
-        shadow.writer.add(skipped(seen.at + 5, shadow.number, "kubelet: does not answer"))
+        shadow.writer.add(skipped_row(seen.at + 5, shadow.number, "kubelet: does not answer"))
     shadow.writer.close()
     found = replay_shadow(tmp_path, following())
     assert (found.unlike, found.ended, found.changes) == ([], 1050.0, shadow.changes())

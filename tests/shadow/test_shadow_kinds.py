@@ -16,7 +16,7 @@ from engine.shadow.kinds.admission import PERHAPS, UNSEEN, AdmissionComparer
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.eviction import EvictionComparer
 from engine.shadow.kinds.observation import STARTED, MeasuredNode, MeasuredPod
-from engine.shadow.kinds.restarts import RestartComparer, kubelets_delay
+from engine.shadow.kinds.restarts import RestartComparer, delay_in_message
 from engine.shadow.kinds.status import compare_status
 from tests.shadow.observations import node, observed, pod, ran, record, requesting
 
@@ -305,7 +305,7 @@ def test_a_kubelet_that_starts_has_forgotten_the_delays() -> None:
     ],
 )
 def test_delays_in_messages(message: str, seconds: float | None) -> None:
-    assert kubelets_delay(message) == seconds
+    assert delay_in_message(message) == seconds
 
 
 # Status

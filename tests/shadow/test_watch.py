@@ -98,7 +98,7 @@ async def test_options_with_which_nothing_can_be_observed_are_an_error_at_once(
     shadow: Shadow, fake: Fake, tmp_path: Path
 ) -> None:
     (tmp_path / "next.yaml").write_text("kind: Service\n")
-    for name in ("config", "following"):
+    for name in ("config", "next_config"):
         with pytest.raises(InvalidInput, match="Service"):
             Shadow(replace(shadow.options, **{name: tmp_path / "next.yaml"}))
     say(fake, "a")

@@ -1,4 +1,4 @@
-"""Compares decisions: one pure module for each kind, over `observation`s, with `comparison`s as result.
+"""Compares decisions of a kubelet with our own: one pure module per kind of decision.
 
-Some remember earlier observations.
+Each takes an `observation` and yields `comparison`s. Some hold state from earlier observations.
 """

@@ -1,8 +1,8 @@
-"""Compare admission and preemption: would these rules have taken the pod, and which pods would end for it?
+"""Compare admission and preemption: is a pod admitted, and which pods are preempted for it?
 
-The order in which pods arrived is that of their start times. At the first observation, pods are judged in
-this order against those before them. Later, a new pod is judged against the pods that were there before it;
-pods that ended between two observations count if only their use explains what the kubelet did.
+Pods arrive in the order of their start times. At the first observation, each pod is judged against the pods
+that arrived before it. Later, a new pod is judged against the pods of the observation before. Pods that ended
+between two observations count if only their requests explain what the kubelet did.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ SETTLE: Final = 60.0
 PERHAPS: Final = "pods that ended since the last observation may have been its victims, and show no reason"
 UNSEEN: Final = "pods that the kubelet may have admitted before it came and went between two observations"
 _REJECTED: Final = "Pod was rejected: "
-"""How the message of a pod begins that a kubelet does not admit."""
+"""The beginning of the message of a pod that a kubelet rejects."""
 _BY_LABELS: Final = (NODE_AFFINITY.reason, NODE_NAME.reason, TAINT.reason)
 
 
 def is_refused(pod: Pod) -> bool:
-    """Tell whether the kubelet did not admit the pod: it failed without ever having a container."""
+    """Return whether the kubelet rejected the pod: it failed without ever having a container."""
     status = pod.status
     return status.phase == "Failed" and bool(status.reason) and not status.container_statuses
 
 
 def is_rejected(pod: Pod) -> bool:
-    """Tell whether the kubelet did not admit the pod, also one that ran under the kubelet before this one."""
+    """Return whether the kubelet rejected the pod, perhaps after it ran: a kubelet that restarts may reject a
+    running pod.
+    """
     return is_refused(pod) or pod.status.message.startswith(_REJECTED)
 
 
 def is_decided(pod: Pod) -> bool:
-    """Tell whether the kubelet has admitted or refused the pod: it lists pods before it does so."""
+    """Return whether the kubelet has admitted or rejected the pod. It lists pods before it decides."""
     return pod.status.start_time is not None or is_refused(pod)
 
 
 class _Choice(NamedTuple):
-    """Hold a verdict, the pods that end for it, and what each of them frees."""
+    """Hold a verdict, its victims, and a description of what each of them frees."""
 
     verdict: Verdict
     victims: Sequence[Pod] = ()
@@ -55,8 +57,8 @@ class _Choice(NamedTuple):
 
 
 class AdmissionComparer:
-    """Judge each pod once the kubelet has decided about it, and again if it refuses the pod later, as after a
-    restart. Remembers the findings, and the pods of the last observation.
+    """Compare admission of each pod once, when the kubelet has decided, and again if it rejects the pod
+    later, as after a restart. It holds the findings about all pods, and the pods of the last observation.
     """
 
     def __init__(self) -> None:
@@ -83,16 +85,17 @@ class AdmissionComparer:
             yield from found
 
     def _judge(self, new: Sequence[Pod], seen: Observation) -> None:
+        """Set the findings about new pods, each against the pods before it and the earlier new ones."""
         first = self._before is None
         before = self._before or {}
         arriving = {pod.uid for pod in new}
-        there = [pod for pod in seen.active() if is_decided(pod) and pod.uid not in arriving]
-        # A victim has ended by the time at which its preemptor is seen.
+        present = [pod for pod in seen.active() if is_decided(pod) and pod.uid not in arriving]
+        # When its preemptor is observed, a victim has ended already. It still counts against the preemptor.
         victims = [pod for uid, pod in seen.pods.items() if pod.status.reason == PREEMPTED and uid in before]
-        known = arriving | {pod.uid for pod in (*there, *victims)}
-        gone = [pod for uid, pod in before.items() if uid not in known]
+        accounted = arriving | {pod.uid for pod in (*present, *victims)}
+        gone = [pod for uid, pod in before.items() if uid not in accounted]
         admitted = NodeAllocations(seen.node)
-        for pod in (*there, *victims):
+        for pod in (*present, *victims):
             _add(admitted, pod)
         for pod in new:
             if pod.status.phase in ENDED and not is_refused(pod):
@@ -105,6 +108,7 @@ class AdmissionComparer:
         self, pod: Pod, admitted: NodeAllocations, gone: Sequence[Pod], victims: Sequence[Pod],
         seen: Observation,
     ) -> Iterator[Finding]:  # fmt: skip
+        """Yield the findings about one pod, and add it to `admitted` if the kubelet admitted it."""
         refused = is_refused(pod)
         theirs = pod.status.reason if refused else ADMITTED
         message = pod.status.message if refused else "runs, or waits for its containers"
@@ -121,14 +125,15 @@ class AdmissionComparer:
             yield NotJudged("admission", pod.full_name, "the node's labels and taints are not known")
             _add(admitted, pod, unless=refused)
             return
-        earlier = _with_more(admitted, gone, pod, choice)
+        earlier = _with_gone_pods(admitted, gone, pod, choice)
+        # The kubelet may have decided before pods ended that were gone at this observation.
         if refused and verdict.admit:
             verdict = earlier.verdict
             if verdict.admit and self._undecided - seen.pods.keys():
                 yield NotJudged("admission", pod.full_name, UNSEEN)
                 return
         ours = ADMITTED if verdict.admit else verdict.reason
-        # A kubelet that starts shows pods as they were before it decides about them.
+        # A kubelet that starts shows the old status of pods until it has decided about them.
         settle = 0.0 if refused or pod.status.phase == "Running" else SETTLE
         yield Comparison("admission", pod.full_name, ours, theirs, _reason(verdict), message, settle)
         _add(admitted, pod, unless=refused)
@@ -140,7 +145,11 @@ def _preemption(
     pod: Pod, admitted: NodeAllocations, choices: Sequence[_Choice], gone: Sequence[Pod],
     victims: Sequence[Pod],
 ) -> Iterator[Finding]:  # fmt: skip
-    """Judge which pods ended for a critical one. Afterwards the pods are those that the kubelet left."""
+    """Compare the victims of a critical pod, and remove those of the kubelet from `admitted`.
+
+    `choices` are our decisions without and with the pods that are `gone`, whose end the kubelet may not have
+    seen.
+    """
     ended = [victim for victim in victims if victim.uid in admitted]
     preempting = [choice for choice in choices if choice.verdict.preemption is not None]
     if not preempting:
@@ -148,9 +157,9 @@ def _preemption(
     if choices[0].verdict.preemption is None and not ended:
         yield NotJudged("preemption", pod.full_name, PERHAPS)
         return
-    agreed = next((one for one in preempting if _may_be(one.victims, ended, gone)), None)
-    left = {one.uid for one in gone}
-    chosen = ended if agreed is not None else [one for one in preempting[0].victims if one.uid not in left]
+    agreed = next((one for one in preempting if _is_possible(one.victims, ended, gone)), None)
+    uids = {one.uid for one in gone}
+    chosen = ended if agreed is not None else [one for one in preempting[0].victims if one.uid not in uids]
     for victim in victims:
         admitted.remove(victim.uid)
     yield Comparison(
@@ -159,19 +168,20 @@ def _preemption(
     )  # fmt: skip
 
 
-def _may_be(victims: Iterable[Pod], ended: Iterable[Pod], gone: Iterable[Pod]) -> bool:
-    """Tell whether pods that ended are a choice of victims, perhaps with some of those that are gone.
+def _is_possible(victims: Iterable[Pod], ended: Iterable[Pod], gone: Iterable[Pod]) -> bool:
+    """Return whether the kubelet may have chosen `victims`: the preempted pods that ended, and perhaps some
+    of those that are gone.
 
-    A victim whose containers exit with 0 has no reason, as a pod that ended by itself; and a kubelet waits
-    for its victims one after another, so that others may end meanwhile. Of pods with equal requests, a
-    kubelet takes any: its list of pods is in no order.
+    A victim whose containers exit with 0 shows no reason, like a pod that ended by itself. A kubelet ends its
+    victims one after another, so that other pods may end meanwhile. Its list of pods has no order, so it
+    chooses any of several pods with equal requests.
     """
-    wanted, known, perhaps = (Counter(map(_alike, pods)) for pods in (victims, ended, gone))
-    return all(known[one] <= wanted[one] <= known[one] + perhaps[one] for one in wanted | known)
+    chosen, certain, perhaps = (Counter(map(_equivalence, pods)) for pods in (victims, ended, gone))
+    return all(certain[key] <= chosen[key] <= certain[key] + perhaps[key] for key in chosen | certain)
 
 
-def _alike(pod: Pod) -> tuple[object, ...]:
-    """Return a key that pods have in common between which a preemption does not distinguish."""
+def _equivalence(pod: Pod) -> tuple[object, ...]:
+    """Return a key that is equal for pods between which a preemption does not distinguish."""
     return qos_class(pod), *sorted((name, str(amount)) for name, amount in pod_requests(pod).items())
 
 
@@ -180,7 +190,7 @@ def _names(pods: Iterable[Pod]) -> str:
 
 
 def arrival(pod: Pod) -> tuple[str, str, str]:
-    """Return the key by which pods are in the order of their arrival on the node."""
+    """Return a key that sorts pods by their arrival on the node."""
     begun = pod.status.start_time or pod.metadata.creation_timestamp
     return (
         begun.isoformat() if begun is not None else "",
@@ -190,6 +200,7 @@ def arrival(pod: Pod) -> tuple[str, str, str]:
 
 
 def _add(admitted: NodeAllocations, pod: Pod, *, unless: bool = False) -> None:
+    """Add a pod, if its amounts can be counted."""
     if not unless and pod.uid not in admitted:
         try:
             admitted.add(pod)
@@ -198,7 +209,7 @@ def _add(admitted: NodeAllocations, pod: Pod, *, unless: bool = False) -> None:
 
 
 def _choose(admitted: NodeAllocations, pod: Pod) -> _Choice:
-    """Judge a pod. Raise `InvalidInput` for amounts that cannot be counted."""
+    """Return our decision about a pod. Raise `InvalidInput` for amounts that cannot be counted."""
     verdict = decide(admitted, pod)
     if verdict.preemption is None:
         return _Choice(verdict)
@@ -211,8 +222,10 @@ def _choose(admitted: NodeAllocations, pod: Pod) -> _Choice:
     return _Choice(verdict, [pods[uid] for uid in verdict.victims], why)
 
 
-def _with_more(admitted: NodeAllocations, gone: Iterable[Pod], pod: Pod, otherwise: _Choice) -> _Choice:
-    """Judge again as if pods that ended since the last observation had still been there."""
+def _with_gone_pods(admitted: NodeAllocations, gone: Iterable[Pod], pod: Pod, otherwise: _Choice) -> _Choice:
+    """Return our decision as if the pods that ended since the last observation still ran; `otherwise` if
+    their amounts cannot be counted.
+    """
     added = [other.uid for other in gone if other.uid not in admitted]
     for other in gone:
         _add(admitted, other)

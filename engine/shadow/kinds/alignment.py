@@ -1,7 +1,7 @@
-"""Merge the hints of CPUs, memory and devices for a container, as the topology manager did. Pure.
+"""Merge the hints of CPUs, memory and devices for a container, as the topology manager does. Pure.
 
-The devices are as the checkpoint had them at the observation before. The pod-resources API tells their NUMA
-nodes.
+Free devices are those of the device checkpoint at the observation before. Their NUMA nodes come from the
+pod-resources API.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from engine.wire import deviceplugin_v1beta1_pb2 as plugin_api
 HEALTHY: Final = "Healthy"
 
 
-class Hinting(Protocol):
-    """Give the hints of one manager, with what earlier containers of the observation were given."""
+class ManagerHints(Protocol):
+    """Return the hints of one manager, after the assignments to earlier containers of the observation."""
 
     def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None: ...
 
@@ -30,9 +30,7 @@ class Hinting(Protocol):
 
 
 class Alignment:
-    """Decide the NUMA nodes of the new containers of one observation; `before` is the observation before, if
-    any.
-    """
+    """Compute the hints of the new containers of one observation. `before` is the observation before it."""
 
     def __init__(self, policy: TopologyPolicy, seen: Observation, before: Observation | None) -> None:
         self._policy = policy
@@ -42,8 +40,8 @@ class Alignment:
         if policy.name != "none" and self._known and before is not None:
             self._devices = _devices(seen, before.devices or Checkpoint())
 
-    def why_not(self, pod: Pod) -> str:
-        """Return why the hints for a pod cannot be repeated, an empty text if they can."""
+    def obstacle(self, pod: Pod) -> str:
+        """Return the reason why the hints of a pod cannot be computed again, "" if they can."""
         registered = self._now.registered_devices or {}
         if self._policy.name == "none" or not any(registered.keys() & c.limits for c in pod.all_containers):
             return ""
@@ -53,7 +51,7 @@ class Alignment:
             return "its init containers have devices"
         return ""
 
-    def hint(self, pod: Pod, container: Container, managers: Sequence[Hinting]) -> Hint:
+    def hint(self, pod: Pod, container: Container, managers: Sequence[ManagerHints]) -> Hint:
         """Return the merged hint. Raise `AllocationError` if the policy does not admit the pod."""
         numa = self._policy.numa
         hints: list[Mapping[str, Hints] | None]
@@ -67,8 +65,8 @@ class Alignment:
             raise AllocationError(TOPOLOGY_MESSAGE)
         return decision.hint
 
-    def follow(self, pod: Pod) -> None:
-        """Take the devices that the kubelet gave the pod from those that are free."""
+    def assign_devices(self, pod: Pod) -> None:
+        """Assign to a pod the devices that the kubelet assigned to it, so that they are no longer free."""
         if self._policy.name == "none":
             return
         for entry in self._now.pod_device_entries or ():
@@ -78,7 +76,7 @@ class Alignment:
 
 
 def _devices(seen: Observation, before: Checkpoint) -> DeviceState:
-    """Return the devices with their NUMA nodes, and who held them before."""
+    """Return the devices with their NUMA nodes, and the assignments of the checkpoint `before`."""
     assert seen.resources is not None
     listed: dict[str, list[plugin_api.Device]] = {}
     for one in seen.resources.allocatable.devices:

@@ -1,7 +1,7 @@
-"""Compare choices for containers that a state file shows: which would these rules take, given what was free?
+"""Compare the assignments of the CPU and memory managers, as their state files show them, with our own.
 
-The state files are read once an observation. A container that is new in one of them is chosen again from the
-state of the observation before, after the other new ones that arrived earlier.
+The state files are read once per observation. The assignment of a container that is new in one of them is
+computed again from the state of the observation before, after the new containers that arrived earlier.
 """
 
 from __future__ import annotations
@@ -13,160 +13,178 @@ from typing import Any, Protocol
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, Pod
 from engine.shadow.kinds.admission import arrival, is_refused
-from engine.shadow.kinds.alignment import Alignment, Hinting
+from engine.shadow.kinds.alignment import Alignment, ManagerHints
 from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged, ShadowKind
 from engine.shadow.kinds.observation import Observation
 from engine.topologymanager.policy import Hint
 from engine.topologymanager.provider import AllocationError
 
 Entries = Mapping[str, Mapping[str, Any]]
-"""Pod uid → container → what it has, in the form of the state file."""
+"""Maps the uid of a pod and the name of a container to its assignment, in the form of the state file."""
 
 
-class Chooser(Protocol):
-    """Choose for one container after another, from what was free at first; `policy` gives the hints."""
+class ManagerAllocator(Protocol):
+    """Allocate for one container after another, from the resources that are free at first. `policy` returns
+    the hints.
+    """
 
     @property
-    def policy(self) -> Hinting: ...
+    def policy(self) -> ManagerHints: ...
 
-    def wants(self, pod: Pod, container: Container) -> bool:
-        """Tell whether the container is to get something of its own. Raise `AllocationError`."""
+    def needs_assignment(self, pod: Pod, container: Container) -> bool:
+        """Return whether the policy assigns resources to the container. Raise `AllocationError`."""
 
-    def choose(self, pod: Pod, container: Container, hint: Hint) -> str:
-        """Give the container its part; return why it is this one. Raise `AllocationError`."""
+    def allocate(self, pod: Pod, container: Container, hint: Hint) -> str:
+        """Allocate for the container; return the reason for the choice. Raise `AllocationError`."""
 
-    def held(self, pod: Pod, container: Container) -> str:
-        """Return what the container was assigned, without what later containers of its pod took over."""
+    def assigned(self, pod: Pod, container: Container) -> str:
+        """Return the assignment of the container, without what later containers of its pod reuse."""
 
 
-class ChoiceRules(Protocol):
-    """Hold what a static policy decides by on this machine."""
+class ManagerRules(Protocol):
+    """Hold the static policy of one manager and the resources of this machine."""
 
-    def chooser(self, entries: Entries) -> Chooser:
-        """Return the policy as it was with these entries. Raise `InvalidInput`."""
+    def allocator(self, entries: Entries) -> ManagerAllocator:
+        """Return an allocator in the state with these entries. Raise `InvalidInput`."""
 
-    def text(self, held: Any) -> str:
-        """Return what a container has."""
+    def text(self, assignment: Any) -> str:
+        """Return an assignment of the state file as text."""
 
 
 @dataclass(frozen=True, slots=True)
-class GivenPart:
-    """Hold what one manager gives: its rules, None without a static policy, and its state file."""
+class ManagerAssignments:
+    """Hold the rules of one manager, None without a static policy, and the entries of its state file."""
 
     kind: ShadowKind
-    rules: ChoiceRules | None
+    rules: ManagerRules | None
     entries: Entries
 
 
 @dataclass(slots=True)
-class _Judging:
-    """Judge one part once. `why` tells why its choices cannot be repeated."""
+class _ManagerComparison:
+    """Compare the assignments of one manager in one observation. `obstacle` is the reason why they cannot be
+    computed again, "" if they can.
+    """
 
-    part: GivenPart
-    rules: ChoiceRules
-    chooser: Chooser
-    why: str
+    manager: ManagerAssignments
+    rules: ManagerRules
+    allocator: ManagerAllocator
+    obstacle: str
     reasons: dict[str, str] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
 
-    def choose(self, pod: Pod, container: Container, hint: Hint | str) -> None:
-        """Give the container its part; a text instead of a hint says why it gets none."""
+    def allocate(self, pod: Pod, container: Container, hint: Hint | str) -> None:
+        """Allocate for a container; a text instead of a hint is the reason why the topology policy
+        refuses.
+        """
         try:
             if isinstance(hint, str):
                 raise AllocationError(hint)
-            self.reasons[container.name] = self.chooser.choose(pod, container, hint)
+            self.reasons[container.name] = self.allocator.allocate(pod, container, hint)
         except AllocationError as error:
             self.reasons[container.name] = str(error)
             self.failed.add(container.name)
 
-    def finding(self, pod: Pod, container: Container, why: str) -> Finding:
-        kind, subject = self.part.kind, f"{pod.full_name}/{container.name}"
-        if why:
-            return NotJudged(kind, subject, why)
-        ours = "none" if container.name in self.failed else self.chooser.held(pod, container)
-        has = self.part.entries.get(pod.uid, {}).get(container.name)
-        theirs = "none" if has is None else self.rules.text(has)
+    def finding(self, pod: Pod, container: Container, obstacle: str) -> Finding:
+        """Return the finding about a container, for which `allocate` was called if there is no obstacle."""
+        kind, subject = self.manager.kind, f"{pod.full_name}/{container.name}"
+        if obstacle:
+            return NotJudged(kind, subject, obstacle)
+        ours = "none" if container.name in self.failed else self.allocator.assigned(pod, container)
+        entry = self.manager.entries.get(pod.uid, {}).get(container.name)
+        theirs = "none" if entry is None else self.rules.text(entry)
         return Comparison(kind, subject, ours, theirs, self.reasons[container.name], "its state file")
 
 
 class ChoiceComparer:
-    """Judge each container once, when it is first seen with its part or without what it should have."""
+    """Compare each container once, when it first has an assignment, or first runs without one that it
+    needs.
+    """
 
     def __init__(self) -> None:
         self._before: dict[ShadowKind, Entries] = {}
         self._judged: dict[tuple[ShadowKind, str, str], Finding] = {}
 
     def compare(
-        self, seen: Observation, parts: Sequence[GivenPart], alignment: Alignment
+        self, seen: Observation, managers: Sequence[ManagerAssignments], alignment: Alignment
     ) -> Iterator[Finding]:
-        """Yield the findings about the containers of all pods; without a static policy, only that."""
-        here = seen.pods.keys() | {uid for part in parts for uid in part.entries}
-        off = {part.kind for part in parts if part.rules is None}
+        """Yield the findings about the containers of all pods. A manager without a static policy is not
+        judged.
+        """
+        present = seen.pods.keys() | {uid for manager in managers for uid in manager.entries}
+        off = {manager.kind for manager in managers if manager.rules is None}
         self._judged = {
-            key: found for key, found in self._judged.items() if key[1] in here and key[0] not in off
+            key: found for key, found in self._judged.items() if key[1] in present and key[0] not in off
         }
-        judging: list[_Judging] = []
-        for part in parts:
-            if part.rules is None:
-                self._before.pop(part.kind, None)
-                yield NotJudged(part.kind, "node", "the kubelet has no static policy for them")
+        comparisons: list[_ManagerComparison] = []
+        for manager in managers:
+            if manager.rules is None:
+                self._before.pop(manager.kind, None)
+                yield NotJudged(manager.kind, "node", "the kubelet has no static policy for them")
                 continue
-            before = self._before.get(part.kind)
+            before = self._before.get(manager.kind)
             try:
-                chooser = part.rules.chooser(part.entries if before is None else before)
+                allocator = manager.rules.allocator(manager.entries if before is None else before)
             except InvalidInput as error:
-                yield NotJudged(part.kind, "node", str(error))
+                yield NotJudged(manager.kind, "node", str(error))
                 continue
-            why = _not_comparable(before, part.entries, seen)
-            judging.append(_Judging(part, part.rules, chooser, why))
+            obstacle = _obstacle(before, manager.entries, seen)
+            comparisons.append(_ManagerComparison(manager, manager.rules, allocator, obstacle))
         for pod in sorted(seen.active(), key=arrival):
             if not is_refused(pod):
-                self._judge(pod, seen, judging, alignment)
-        for one in judging:
-            self._before[one.part.kind] = self._decided(one.part)
+                self._judge(pod, seen, comparisons, alignment)
+        for one in comparisons:
+            self._before[one.manager.kind] = self._compared_entries(one.manager)
         yield from (found for (_, uid, _), found in self._judged.items() if uid in seen.pods)
 
-    def _decided(self, part: GivenPart) -> Entries:
-        """Return the entries without what a later observation judges: a pod may be in a file before it is
-        listed.
+    def _compared_entries(self, manager: ManagerAssignments) -> Entries:
+        """Return the entries that were compared. A pod may be in a state file before the kubelet lists it:
+        its entries stay free until then, and are compared with a later observation.
         """
-        decided = {
-            uid: {name: has for name, has in of.items() if (part.kind, uid, name) in self._judged}
-            for uid, of in part.entries.items()
+        compared = {
+            uid: {name: entry for name, entry in of.items() if (manager.kind, uid, name) in self._judged}
+            for uid, of in manager.entries.items()
         }
-        return {uid: of for uid, of in decided.items() if of}
+        return {uid: of for uid, of in compared.items() if of}
 
-    def _judge(self, pod: Pod, seen: Observation, judging: Sequence[_Judging], alignment: Alignment) -> None:
+    def _judge(
+        self, pod: Pod, seen: Observation, comparisons: Sequence[_ManagerComparison], alignment: Alignment
+    ) -> None:
+        """Set the findings about the new containers of a pod."""
         started = not seen.record(pod.uid).empty
         new = [
             (one, container)
             for container in pod.all_containers
-            for one in judging
-            if (started or pod.uid in one.part.entries)  # else it was not given anything yet
-            and (one.part.kind, pod.uid, container.name) not in self._judged
-            and one.chooser.wants(pod, container)
+            for one in comparisons
+            # A pod that is neither started nor in the state file may still get its assignment.
+            if (started or pod.uid in one.manager.entries)
+            and (one.manager.kind, pod.uid, container.name) not in self._judged
+            and one.allocator.needs_assignment(pod, container)
         ]
-        why = alignment.why_not(pod) or next((one.why for one, _ in new if one.why), "")
+        obstacle = alignment.obstacle(pod) or next((one.obstacle for one, _ in new if one.obstacle), "")
         hints: dict[str, Hint | str] = {}
-        for one, container in new if not why else ():
+        for one, container in new if not obstacle else ():
+            # One hint for all managers, as the topology manager merges theirs.
             if container.name not in hints:
-                hints[container.name] = _hint(pod, container, judging, alignment)
-            one.choose(pod, container, hints[container.name])
+                hints[container.name] = _hint(pod, container, comparisons, alignment)
+            one.allocate(pod, container, hints[container.name])
         for one, container in new:
-            self._judged[one.part.kind, pod.uid, container.name] = one.finding(pod, container, why)
-        alignment.follow(pod)
+            self._judged[one.manager.kind, pod.uid, container.name] = one.finding(pod, container, obstacle)
+        alignment.assign_devices(pod)
 
 
-def _hint(pod: Pod, container: Container, judging: Sequence[_Judging], alignment: Alignment) -> Hint | str:
-    """Return the hint for a container, or why the topology policy admits none."""
+def _hint(
+    pod: Pod, container: Container, comparisons: Sequence[_ManagerComparison], alignment: Alignment
+) -> Hint | str:
+    """Return the hint for a container, or the reason why the topology policy refuses it."""
     try:
-        return alignment.hint(pod, container, [one.chooser.policy for one in judging])
+        return alignment.hint(pod, container, [one.allocator.policy for one in comparisons])
     except AllocationError as error:
         return str(error)
 
 
-def _not_comparable(before: Entries | None, entries: Entries, seen: Observation) -> str:
-    """Return why this observation's choices cannot be repeated, an empty text if they can."""
+def _obstacle(before: Entries | None, entries: Entries, seen: Observation) -> str:
+    """Return the reason why the assignments of an observation cannot be computed again, "" if they can."""
     if before is None:
         return "chosen before the first observation"
     if any(name not in entries.get(uid, {}) for uid, of in before.items() for name in of):

@@ -1,4 +1,4 @@
-"""Hold one decision that both sides took: this engine's rules, and the kubelet."""
+"""Hold the result of a comparison: our decision and the kubelet's about one subject."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ KINDS: Final[tuple[ShadowKind, ...]] = get_args(ShadowKind)
 
 
 class Comparison(NamedTuple):
-    """Compare one decision about `subject`: what the rules say and what the kubelet did, and both reasons, in
-    words.
+    """Hold our decision and the kubelet's about `subject`, with the reasons of both, as texts.
 
-    A difference counts once it has stood for `settle` seconds, because the kubelet acts a while after the
-    cause: a status follows a container by a second, a QoS level a pod by a minute.
+    A difference is counted after it has lasted for `settle` seconds, because the kubelet acts some time after
+    the cause: it updates a status a second after its container, and a QoS level a minute after its pod.
     """
 
     kind: ShadowKind
@@ -33,7 +32,7 @@ class Comparison(NamedTuple):
 
 
 class NotJudged(NamedTuple):
-    """Hold a decision of the kubelet that the record does not suffice to repeat, and why."""
+    """Hold the subject of a decision that cannot be compared, and the reason."""
 
     kind: ShadowKind
     subject: str

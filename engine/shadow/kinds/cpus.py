@@ -1,4 +1,4 @@
-"""Choose exclusive CPUs again, as the static policy does. Pure."""
+"""Allocate exclusive CPUs as the static policy of the kubelet does. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.topologymanager.policy import Hint, Numa
 
 @dataclass(frozen=True, slots=True)
 class CpuRules:
-    """Hold what the static policy decides by on this machine."""
+    """Hold the static policy and the CPUs of this machine. `reserved` is a CPU set."""
 
     topology: CpuTopology
     reserved: int
@@ -25,39 +25,39 @@ class CpuRules:
 
     @property
     def pool(self) -> int:
-        """Return the CPUs that are shared before any assignment."""
+        """Return the CPU set that is shared before any assignment."""
         return self.topology.cpus & ~(self.reserved if self.options.strict_reservation else 0)
 
-    def chooser(self, entries: Entries) -> CpuChooser:
-        """Return the policy as it was with these assignments. Raise `InvalidInput`."""
+    def allocator(self, entries: Entries) -> CpuAllocator:
+        """Return an allocator in the state with these entries. Raise `InvalidInput`."""
         state = CpuState(self.pool)
         for uid, containers in entries.items():
             for name, cpus in containers.items():
                 state.assign(uid, name, cpu_set.parse(cpus))
-        return CpuChooser(StaticCpuPolicy(self.topology, self.reserved, self.options, self.numa, state))
+        return CpuAllocator(StaticCpuPolicy(self.topology, self.reserved, self.options, self.numa, state))
 
-    def text(self, held: str) -> str:
-        """Return the CPUs of a container."""
-        return f"CPUs {held}"
+    def text(self, assignment: str) -> str:
+        """Return an assignment of the state file, a list of CPUs, as text."""
+        return f"CPUs {assignment}"
 
 
 @dataclass(frozen=True, slots=True)
-class CpuChooser:
-    """Choose CPUs from those that `policy` has left."""
+class CpuAllocator:
+    """Allocate CPUs from those that are free in `policy`."""
 
     policy: StaticCpuPolicy
 
-    def wants(self, pod: Pod, container: Container) -> bool:
-        """Tell whether the container is to get CPUs of its own."""
+    def needs_assignment(self, pod: Pod, container: Container) -> bool:
+        """Return whether the container gets exclusive CPUs."""
         return bool(self.policy.count(pod, container))
 
-    def choose(self, pod: Pod, container: Container, hint: Hint) -> str:
-        """Give the container its CPUs; return why. Raise `AllocationError`."""
+    def allocate(self, pod: Pod, container: Container, hint: Hint) -> str:
+        """Allocate CPUs for the container; return the reason. Raise `AllocationError`."""
         self.policy.allocate(pod, container, hint)
         left = cpu_set.text(self.policy.available) or "none"
         count = self.policy.count(pod, container)
         return f"takes {count} of those that were free, and {left} are left"
 
-    def held(self, pod: Pod, container: Container) -> str:
-        """Return the CPUs that the container was assigned."""
+    def assigned(self, pod: Pod, container: Container) -> str:
+        """Return the CPUs of the container as text."""
         return f"CPUs {cpu_set.text(self.policy.state.held(pod.uid, container.name) or 0)}"

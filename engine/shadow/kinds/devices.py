@@ -1,8 +1,8 @@
-"""Compare the choice of devices: could these rules have given a container the ids that it has?
+"""Compare the devices of containers: could our rules have assigned the devices that a container has?
 
-The kubelet takes any of several equally good devices: its order among them is random. So a choice agrees if
-it has as many devices as these rules take of each class: those that ordinary init containers leave, and those
-that are healthy and that nobody else holds. The checkpoint does not tell which of them a plugin prefers.
+The kubelet chooses any of several equally good devices, in random order. So a choice agrees if it has as many
+devices as our rules choose of each class: devices that ordinary init containers of the pod had, and healthy
+devices that no other container has. The checkpoint does not show which of them a plugin prefers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ REFUSED: Final = "refused"
 _TOO_FEW: Final = re.compile(r"number of devices unavailable for (\S+)\. Requested: (\d{1,9}),", re.ASCII)
 
 Key = tuple[str, str, str]
-"""Pod uid, container (empty for a pod that was refused) and resource."""
+"""The uid of a pod, a container ("" for a rejected pod), and a resource."""
 
 
 class DeviceComparer:
-    """Judge each container and resource once, when its devices are first seen, or missing."""
+    """Compare each container and resource once, when the container first has devices or first runs without
+    them.
+    """
 
     def __init__(self) -> None:
         self._judged: dict[Key, Finding] = {}
@@ -39,7 +41,7 @@ class DeviceComparer:
         self._first = True
 
     def compare(self, seen: Observation) -> Iterator[Finding]:
-        """Yield the findings about the containers of all pods that ask for devices of plugins."""
+        """Yield the findings about the containers of all pods that request devices of plugins."""
         checkpoint = seen.devices
         if checkpoint is None or not checkpoint.registered_devices:
             self._first = False
@@ -59,10 +61,13 @@ class DeviceComparer:
         self, pod: Pod, registered: Mapping[str, Iterable[str] | None], held: Mapping[Key, frozenset[str]], *,
         started: bool,
     ) -> None:  # fmt: skip
+        """Set the findings about the containers of a pod, in their order; those after an ordinary init
+        container can reuse its devices.
+        """
         earlier: dict[str, set[str]] = {}
         reusable: dict[str, set[str]] = {}
         for container in pod.all_containers:
-            for resource, required in _wanted(container, registered).items():
+            for resource, required in _requests(container, registered).items():
                 key, left = (pod.uid, container.name, resource), reusable.setdefault(resource, set())
                 has, of_pod = held.get(key), earlier.setdefault(resource, set())
                 if key not in self._judged and (has is not None or started):
@@ -85,12 +90,12 @@ class DeviceComparer:
     def _judge_refusal(
         self, pod: Pod, registered: Mapping[str, Iterable[str] | None], held: Mapping[Key, frozenset[str]]
     ) -> None:
-        """Judge a pod that the kubelet refused because too few devices were free."""
+        """Set the finding about a pod that the kubelet rejected because too few devices were free."""
         match = _TOO_FEW.search(pod.status.message)
         if match is None or (pod.uid, "", match[1]) in self._judged:
             return
         resource, subject = match[1], f"{pod.full_name} {match[1]}"
-        # Some may have come free since then.
+        # Devices may have become free since then, so those that were assigned before do not count as free.
         taken = [ids for each in (held, self._before) for key, ids in each.items() if key[2] == resource]
         free = frozenset(registered.get(resource) or ()).difference(*taken)
         try:
@@ -113,7 +118,7 @@ def compare_choice(
     free: AbstractSet[str],
     reusable: AbstractSet[str],
 ) -> Comparison:
-    """Compare the devices of a container with those that it could get from free and reusable ones."""
+    """Compare the devices that a container has with a choice of `required` from reusable and free ones."""
     theirs = ", ".join(sorted(has)) or "none"
     try:
         chosen = _select(resource, required, free, reusable)
@@ -131,7 +136,7 @@ def compare_choice(
 def _select(
     resource: str, required: int, free: AbstractSet[str], reusable: AbstractSet[str]
 ) -> DeviceSelection:
-    """Choose as the device manager does. Raise `SelectionError` if there are not enough."""
+    """Choose devices as the device manager does. Raise `SelectionError` if there are too few."""
     inventory = Inventory()
     listed = [plugin_api.Device(ID=id, health=HEALTHY) for id in sorted(free)]
     inventory.update(plugin_api.ListAndWatchResponse(devices=listed).SerializeToString())
@@ -145,13 +150,14 @@ def _select(
 
 
 def held_devices(checkpoint: Checkpoint) -> dict[Key, frozenset[str]]:
-    """Return the ids that containers hold, by pod uid, container and resource."""
+    """Map the uid of a pod, a container and a resource to the ids of the container's devices."""
     return {
         (entry.pod_uid, entry.container_name, entry.resource_name): frozenset(entry.devices)
         for entry in checkpoint.pod_device_entries or ()
     }
 
 
-def _wanted(container: Container, registered: Mapping[str, object]) -> dict[str, int]:
+def _requests(container: Container, registered: Mapping[str, object]) -> dict[str, int]:
+    """Return how many devices of each registered resource a container requests."""
     limits = container.limits
     return {name: limits[name].value for name in sorted(limits) if name in registered and limits[name].value}

@@ -1,12 +1,12 @@
-"""Compare evictions: which pods would go first, and which node conditions hold.
+"""Compare evictions and pressure: which pods are evicted first, and which node conditions are true?
 
-The inputs are the kubelet's own statistics, those of the observation before the eviction.
+The inputs are the kubelet's own statistics at the observation before the eviction.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -33,15 +33,16 @@ from engine.tables.pods import PodTable
 
 EVICTED: Final = "Evicted"
 SETTLE: Final = 90.0
-"""Seconds; the kubelet evaluates every 10 s and sends node conditions with its status, every 10 s or more."""
+"""Seconds. The kubelet evaluates thresholds every 10 s, and sends node conditions with its status, every 10 s
+or less often."""
 _MEASURED: Final = " was using "
-"""What the message of an evicted pod has for each container above its request, if there are statistics."""
+"""Part of the message of an evicted pod, for each container above its request, if there were statistics."""
 _USED: Final = re.compile(r"Container (\S+) was using (\S+), request is ", re.ASCII)
 _LOW_ON: Final = re.compile(r"^The node was low on resource: ([a-z-]+)\.")
 
 
 class EvictionComparer:
-    """Judge evicted pods against the last observation's ranking, and the conditions of the node."""
+    """Compare evicted pods with the ranking at the observation before, and the conditions of the node."""
 
     def __init__(self) -> None:
         self._before: Observation | None = None
@@ -63,6 +64,9 @@ class EvictionComparer:
         self._before = seen
 
     def _judge(self, pod: Pod, together: set[str]) -> Finding:
+        """Return the finding about an evicted pod; `together` are all pods evicted since the observation
+        before.
+        """
         match = _LOW_ON.match(pod.status.message)
         if match is None:
             return NotJudged("eviction", pod.full_name, "evicted for its own use, not for the node's")
@@ -71,11 +75,11 @@ class EvictionComparer:
             return NotJudged("eviction", pod.full_name, "no statistics from before its eviction")
         active, starved, use = before.active(), starved_signals(before, match[1]), before.use
         orders = [
-            list(_first(eviction_order(there, measured, signal), len(together)))
-            # The kubelet may have measured since that observation a pod that had no statistics in it, and the
-            # pod that it evicted: its message says how much that used.
-            for there in (active, [one for one in active if one.uid in use.pods])
-            for measured in (use, _as_told(use, pod, match[1]))
+            list(_first(eviction_order(candidates, measured, signal), len(together)))
+            # After that observation, the kubelet may have measured pods that had no statistics before, and
+            # the pod that it evicted, whose use is in the message. An order from either input is right.
+            for candidates in (active, [one for one in active if one.uid in use.pods])
+            for measured in (use, _with_reported_use(use, pod, match[1]))
             for signal in starved
         ]
         agreeing = [order for order in orders if any(one.uid == pod.uid for one, _ in order)]
@@ -101,10 +105,11 @@ class EvictionComparer:
         theirs = node_conditions(seen.node)
         yield Comparison(
             "pressure", "node", " ".join(ours) or "none", " ".join(theirs) or "none",
-            said(observations(seen.use, seen.now)), "conditions of the Node object", SETTLE,
+            _signals_text(observations(seen.use, seen.now)), "conditions of the Node object", SETTLE,
         )  # fmt: skip
 
     def _conditions(self, seen: Observation, use: MeasuredNode) -> Sequence[str]:
+        """Return the pressure conditions that follow from the statistics so far."""
         if self._tracker is None or seen.config is not self._config:
             period = float(seen.config.eviction_pressure_transition_period)
             self._tracker = PressureTracker(thresholds_from_config(seen.config), period)
@@ -113,24 +118,24 @@ class EvictionComparer:
 
 
 def node_conditions(node: Node) -> list[str]:
-    """Return the pressure conditions that a Node object shows."""
+    """Return the pressure conditions that are true in a Node object."""
     true = {condition.type for condition in node.status.conditions or () if condition.status == "True"}
     return [name for name in CONDITIONS if name in true]
 
 
 def starved_signals(seen: Observation, resource: str) -> list[str]:
-    """Return the signals with a threshold that may have starved a resource: those whose threshold is met, or
-    all of them if none was met yet when the statistics were read.
+    """Return the signals that may have caused an eviction for a resource: those whose threshold is met, or
+    all with a threshold if none was met yet when the statistics were read.
     """
     thresholds = [t for t in thresholds_from_config(seen.config) if RESOURCE_OF[t.signal] == resource]
-    told = observations(seen.use, seen.now) if seen.use is not None else {}
-    return list(dict.fromkeys(t.signal for t in met(thresholds, told) or thresholds))
+    observed = observations(seen.use, seen.now) if seen.use is not None else {}
+    return list(dict.fromkeys(t.signal for t in met(thresholds, observed) or thresholds))
 
 
 def observations(use: MeasuredNode, at: float) -> Observations:
-    """Return the signals that the statistics tell."""
+    """Return the signals that follow from statistics, read at `at` (monotonic seconds)."""
     pids = None if use.max_pids is None or use.processes is None else use.max_pids - use.processes
-    told = {
+    amounts = {
         signals.MEMORY_AVAILABLE: _with_capacity(use.memory_available, use.memory_working_set),
         signals.ALLOCATABLE_MEMORY_AVAILABLE: _with_capacity(use.pods_available, use.pods_working_set),
         signals.NODEFS_AVAILABLE: (use.nodefs.available, use.nodefs.capacity),
@@ -141,28 +146,33 @@ def observations(use: MeasuredNode, at: float) -> Observations:
     }
     return {
         signal: SignalObservation(available, capacity, at)
-        for signal, (available, capacity) in told.items()
+        for signal, (available, capacity) in amounts.items()
         if available is not None and capacity is not None
     }
 
 
 def _with_capacity(available: int | None, used: int | None) -> tuple[int | None, int | None]:
+    """Return the available memory and the capacity, as the kubelet computes it: available plus working
+    set.
+    """
     return available, None if available is None else available + (used or 0)
 
 
 def disk_is_low(seen: Observation, images: FileSystem) -> bool:
-    """Tell whether a threshold of a disk is met, so that the kubelet removes all unused images."""
-    told = observations(seen.use, seen.now) if seen.use is not None else {}
+    """Return whether a threshold of a disk is met, so that the kubelet removes all unused images."""
+    observed = observations(seen.use, seen.now) if seen.use is not None else {}
     if images.available is not None and images.capacity:
-        told[signals.IMAGEFS_AVAILABLE] = SignalObservation(images.available, images.capacity, seen.now)
+        observed[signals.IMAGEFS_AVAILABLE] = SignalObservation(images.available, images.capacity, seen.now)
     return any(
         CONDITION_OF[threshold.signal] == signals.DISK_PRESSURE
-        for threshold in met(thresholds_from_config(seen.config), told)
+        for threshold in met(thresholds_from_config(seen.config), observed)
     )
 
 
 def eviction_order(pods: Sequence[Pod], use: MeasuredNode, signal: str) -> Iterator[tuple[Pod, str]]:
-    """Yield pods in the order of eviction for a starved signal, each with the reason for its place."""
+    """Yield pods in the order of eviction for a signal, each with the reason for its rank. Critical pods are
+    left out.
+    """
     listed = [pod for pod in pods if not is_critical(pod)]
     usage = {pod.uid: _usage(pod, use.pods[pod.uid]) for pod in listed if pod.uid in use.pods}
     parts = measured_parts(use.layout, signal) if is_disk(signal) else ()
@@ -172,8 +182,8 @@ def eviction_order(pods: Sequence[Pod], use: MeasuredNode, signal: str) -> Itera
 
 
 def _first(order: Iterator[tuple[Pod, str]], count: int) -> Iterator[tuple[Pod, str]]:
-    """Yield the first pods of an order, as many as were evicted between two observations, and those that rank
-    equal to the last of them: the kubelet's sort puts equals in any order.
+    """Yield the first `count` pods of an order, and those with the same rank as the last of them, because the
+    kubelet sorts pods of equal rank in any order.
     """
     last = ""
     for number, (pod, why) in enumerate(order):
@@ -183,15 +193,15 @@ def _first(order: Iterator[tuple[Pod, str]], count: int) -> Iterator[tuple[Pod, 
         yield pod, why
 
 
-def _as_told(use: MeasuredNode, pod: Pod, resource: str) -> MeasuredNode:
-    """Return the statistics with what the message of an evicted pod says of it, where that is more."""
+def _with_reported_use(use: MeasuredNode, pod: Pod, resource: str) -> MeasuredNode:
+    """Return the statistics with the use that the message of an evicted pod reports, where that is more."""
     known = use.pods.get(pod.uid, MeasuredPod())
-    told = {name: _amount(text) for name, text in _USED.findall(pod.status.message)}
+    reported = {name: _amount(text) for name, text in _USED.findall(pod.status.message)}
     if resource == MEMORY:
-        known = replace(known, memory=max(known.memory or 0, sum(told.values())))
+        known = replace(known, memory=max(known.memory or 0, sum(reported.values())))
     elif resource == EPHEMERAL_STORAGE:
         containers = dict(known.containers)
-        for name, used in told.items():
+        for name, used in reported.items():
             before = containers.get(name, ContainerUsage())
             if used > before.rootfs.bytes + before.logs.bytes:
                 rootfs = before.rootfs._replace(bytes=used - before.logs.bytes)
@@ -201,7 +211,7 @@ def _as_told(use: MeasuredNode, pod: Pod, resource: str) -> MeasuredNode:
 
 
 def _amount(text: str) -> int:
-    """Return an amount of a message, 0 for one that is none."""
+    """Return a quantity of a message in bytes, 0 for a text that is none."""
     try:
         return Quantity.parse(text).value
     except InvalidInput:
@@ -232,6 +242,5 @@ def _reason(pod: Pod, amount: int | None, resource: str) -> str:
     return f"uses {amount} bytes of {resource} and requests {request}, {priority}"
 
 
-def said(seen: Observations | Mapping[str, SignalObservation]) -> str:
-    """Describe the observed signals."""
-    return ", ".join(f"{name} {one.available} of {one.capacity}" for name, one in seen.items())
+def _signals_text(observed: Observations) -> str:
+    return ", ".join(f"{name} {one.available} of {one.capacity}" for name, one in observed.items())

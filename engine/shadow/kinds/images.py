@@ -1,8 +1,8 @@
-"""Compare image garbage collection: would these rules have removed the images that the kubelet removed?
+"""Compare image garbage collection: would our rules have removed the images that the kubelet removed?
 
-The kubelet searches for new and used images every five minutes, and does not say when. So each time that it
-can know of an image is a span, and an image counts as used before another one only where their spans are
-apart. Of images whose spans overlap, the kubelet may remove any.
+The kubelet detects new and used images every five minutes, at times that it does not report. So each time
+that it stores for an image is known as a span only. An image was used before another one only if their spans
+do not overlap. Of images whose spans overlap, the kubelet may remove either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.shadow.kinds.eviction import disk_is_low
 from engine.shadow.kinds.observation import STARTED, Observation, SeenImages
 
 PERIOD: Final = 300.0
-"""Seconds from one detection of images, and one collection, of the kubelet to the next."""
+"""Seconds between detections of images, and between collections, of the kubelet."""
 SETTLE: Final = PERIOD + 60
 COUNTER: Final = "kubelet_image_garbage_collected_total"
 BY_HANDLER: Final = "RuntimeClassInImageCriApi"
@@ -30,7 +30,9 @@ NEVER: Final = (0.0, 0.0)
 
 
 class Span(NamedTuple):
-    """Hold the earliest and the latest time at which something can have happened, in seconds."""
+    """Hold the earliest and the latest possible time of an event, in monotonic seconds; or the least and the
+    greatest possible amount.
+    """
 
     earliest: float
     latest: float
@@ -38,9 +40,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnownImage:
-    """Hold an image as the kubelet can know it: when it detected it, and when it last found it in use.
-
-    `used_since` is None while no container uses it.
+    """Hold an image with the times that the kubelet can have stored: when it detected the image, and when it
+    last found it in use. `used_since` is None while no container uses the image.
     """
 
     image: SeenImage
@@ -49,7 +50,7 @@ class KnownImage:
     used_since: float | None = None
 
     def precedes(self, other: KnownImage) -> bool:
-        """Tell whether the kubelet removes this one before the other in any case."""
+        """Return whether the kubelet certainly removes this image before the other."""
         if self.used == other.used == NEVER:
             return self.detected.latest < other.detected.earliest
         return self.used.latest < other.used.earliest
@@ -61,11 +62,11 @@ class KnownImage:
 
 @dataclass(frozen=True, slots=True)
 class CollectedImages:
-    """Hold what went between two readings, at `before` and `now`, and what was kept; `images` is the later
-    one.
+    """Hold the images that are `gone` between two readings, at `before` and `now` (monotonic seconds), and
+    those that were kept. `images` is the later reading.
 
-    `available` are the bytes that can have been free when it began; `everything` tells that the disk was so
-    low that a kubelet removes all unused images.
+    `available` is the span of bytes that can have been free when the collection began. With `everything`, the
+    disk was so low that a kubelet removes all unused images.
     """
 
     policy: ImageGCPolicy
@@ -79,11 +80,11 @@ class CollectedImages:
     everything: bool = False
 
     def fault_for_space(self) -> str:
-        """Return which rule the removal breaks as one for space, an empty text if none."""
+        """Return the rule that the removal breaks if it was for space, "" if none."""
         for one in self.gone:
-            why = self._may_not_go(one)
-            if why:
-                return f"{one.name} {why}"
+            reason = self._protection(one)
+            if reason:
+                return f"{one.name} {reason}"
         rest = self.rest()
         for one in rest:
             for other in self.gone:
@@ -94,9 +95,11 @@ class CollectedImages:
         if self.policy.off:
             return OFF
         sizes = [one.image.size for one in self.gone]
-        least, most = self._wanted(self.available.latest), self._wanted(self.available.earliest)
+        least = self._bytes_to_free(self.available.latest)
+        most = self._bytes_to_free(self.available.earliest)
         if most is None:
             return "the image file system is below the high threshold"
+        # Without the largest image, the others must not have been enough: the kubelet stops when they are.
         if sum(sizes) - max(sizes) >= max(most, 1):
             return f"{binary_size(max(most, 0))} had to go, and fewer images have it"
         if sum(sizes) < (least or 0) and rest:
@@ -104,7 +107,7 @@ class CollectedImages:
         return ""
 
     def fault_for_age(self) -> str:
-        """Return which rule the removal breaks as one for age, an empty text if none."""
+        """Return the rule that the removal breaks if it was for age, "" if none."""
         oldest = self.policy.max_age
         for one in self.gone:
             if one.image.pinned or self.images.uses(one.image):
@@ -114,10 +117,11 @@ class CollectedImages:
         return ""
 
     def rest(self) -> list[KnownImage]:
-        """Return the images that are still there and that may go in any case."""
-        return [one for one in self.kept if self._goes(one)]
+        """Return the kept images that the kubelet could certainly have removed."""
+        return [one for one in self.kept if self._is_removable(one)]
 
-    def _may_not_go(self, one: KnownImage) -> str:
+    def _protection(self, one: KnownImage) -> str:
+        """Return the reason why the kubelet may not remove an image, "" if it may."""
         if one.image.pinned:
             return "is pinned in the runtime"
         if self.images.uses(one.image):
@@ -126,20 +130,20 @@ class CollectedImages:
             return f"is not there for {self.policy.min_age:g} s"
         return ""
 
-    def _goes(self, one: KnownImage) -> bool:
-        """Tell whether an image may go in any case."""
+    def _is_removable(self, one: KnownImage) -> bool:
+        """Return whether an image is unused and old enough, whenever in its span it was detected."""
         return (
             one.used_since is None
-            and not self._may_not_go(one)
+            and not self._protection(one)
             and self.before - one.detected.latest >= self.policy.min_age
         )
 
-    def _wanted(self, available: float) -> int | None:
+    def _bytes_to_free(self, available: float) -> int | None:
         return self.policy.bytes_to_free(self.capacity, max(int(available), 0))
 
 
 class ImageComparer:
-    """Follow the images of the runtime; judge what the kubelet removes, and when it removes nothing."""
+    """Track the images of the runtime; compare each removal by the kubelet, and that it removes nothing."""
 
     def __init__(self) -> None:
         self._known: dict[str, KnownImage] = {}
@@ -156,7 +160,7 @@ class ImageComparer:
         if seen.images is not None:
             started = seen.series.get(STARTED, 0.0)
             if started != self._started:
-                # Another kubelet: it has forgotten what it knew.
+                # A kubelet that restarts has lost the times of all images.
                 self._known, self._read, self._started = {}, None, started
                 self._records = ImageRecords()
             self._findings = list(self._compare(seen, seen.images))
@@ -176,7 +180,7 @@ class ImageComparer:
             self._runs += 1
             yield self._judge(seen, self._read, images, policy, gone, removed)
         self._counted = counted
-        self._known = followed(
+        self._known = track_images(
             self._known, images, self._read_at if self._read is not None else None, seen.now
         )
         self._records.detect(images.images, images.used, seen.now)
@@ -188,6 +192,9 @@ class ImageComparer:
         self, seen: Observation, before: SeenImages, images: SeenImages, policy: ImageGCPolicy,
         gone: Sequence[KnownImage], removed: Mapping[str, float],
     ) -> Finding:  # fmt: skip
+        """Return the finding about a removal of images; `removed` are the increases of the kubelet's
+        counters, by its reason.
+        """
         subject, count = f"collection {self._runs}", sum(removed.values())
         if not count:
             return NotJudged("images", subject, "another client of the runtime removed images")
@@ -213,54 +220,56 @@ class ImageComparer:
         )  # fmt: skip
         fault = removal.fault_for_age() if by_age else removal.fault_for_space()
         theirs = ", ".join(sorted(one.name for one in gone))
-        ours = self._ours(policy, fs.capacity, fs.available) if fault else theirs
+        ours = self._our_removals(policy, fs.capacity, fs.available) if fault else theirs
         state = _state(policy, fs.capacity, fs.available)
-        why = f"by {'age' if by_age else 'last use'}, {binary_size(freed)}"
-        return Comparison("images", subject, ours, theirs, f"{fault}; {state}" if fault else state, why)
+        reason = f"by {'age' if by_age else 'last use'}, {binary_size(freed)}"
+        return Comparison("images", subject, ours, theirs, f"{fault}; {state}" if fault else state, reason)
 
-    def _ours(self, policy: ImageGCPolicy, capacity: int, available: int) -> str:
-        """Return the images that these rules remove for space, from what was known before."""
-        wanted = policy.bytes_to_free(capacity, available)
-        if wanted is None:
+    def _our_removals(self, policy: ImageGCPolicy, capacity: int, available: int) -> str:
+        """Return the names of the images that our rules remove for space, from the reading before."""
+        bytes_to_free = policy.bytes_to_free(capacity, available)
+        if bytes_to_free is None:
             return "none"
         cells, now = self._records.table.cells, self._read_at
-        may_go = selection.spare(cells, policy, now)
-        rows = selection.order(cells, may_go, policy, now, max(wanted, 1))
+        unused = selection.spare(cells, policy, now)
+        rows = selection.order(cells, unused, policy, now, max(bytes_to_free, 1))
         images = [self._records.image(row) for row in rows]
         return ", ".join(sorted(map(_name, images))) or "none"
 
     def _idle(self, seen: Observation, policy: ImageGCPolicy, images: SeenImages) -> Finding:
-        """Judge that the kubelet has removed nothing."""
+        """Return the finding about an observation since which the kubelet removed nothing."""
         fs = images.filesystem
         if not fs.capacity or fs.available is None:
             return NotJudged("images", "node", "the image file system is not known")
-        wanted = None if policy.off else policy.bytes_to_free(fs.capacity, fs.available)
+        bytes_to_free = None if policy.off else policy.bytes_to_free(fs.capacity, fs.available)
         ours = NOTHING
-        if wanted is not None:
-            known = tuple(self._known.values())
-            nothing = CollectedImages(policy, seen.now, seen.now, (), known, images, fs.capacity, Span(0, 0))
+        if bytes_to_free is not None:
+            kept = tuple(self._known.values())
+            nothing = CollectedImages(policy, seen.now, seen.now, (), kept, images, fs.capacity, Span(0, 0))
             if nothing.rest():
                 ours = "collects images"
-        why = _state(policy, fs.capacity, fs.available)
-        return Comparison("images", "node", ours, NOTHING, why, "the runtime still has all images", SETTLE)
+        state = _state(policy, fs.capacity, fs.available)
+        return Comparison("images", "node", ours, NOTHING, state, "the runtime still has all images", SETTLE)
 
 
-def followed(
+def track_images(
     known: Mapping[str, KnownImage], images: SeenImages, before: float | None, now: float
 ) -> dict[str, KnownImage]:
-    """Return what the kubelet can know after a reading; `before` is None at the first one."""
+    """Return the images with their times after a reading at `now`; `before` is the time of the reading before
+    it, None at the first one.
+    """
     found: dict[str, KnownImage] = {}
     for image in images.images:
         one = known.get(image.id)
         if one is None:
-            # What was there before the first reading may have been used until then.
+            # An image that existed before the first reading may have been used until then.
             first = before is None
             detected = Span(0.0 if before is None else before, now + PERIOD)
             one = KnownImage(image, detected, Span(0.0, now) if first else Span(*NEVER))
         since = one.used_since
         if images.uses(image):
             since = since if since is not None else before if before is not None else now
-            # A shorter use may lie between two detections.
+            # A use of at least one period includes a detection. A shorter one may fall between two.
             earliest = now - PERIOD if now - since >= PERIOD else one.used.earliest
             one = replace(one, image=image, used=Span(earliest, now), used_since=since)
         elif since is not None:
@@ -274,7 +283,7 @@ def _name(image: SeenImage) -> str:
 
 
 def _counted(seen: Observation) -> dict[str, float]:
-    """Return the images that the kubelet says it has removed, by its reason."""
+    """Return the kubelet's counters of removed images, by its reason."""
     found = {}
     for series, count in seen.series.items():
         if series.startswith(COUNTER):
@@ -283,6 +292,7 @@ def _counted(seen: Observation) -> dict[str, float]:
 
 
 def _state(policy: ImageGCPolicy, capacity: int, available: int) -> str:
+    """Describe the use of the image file system and the thresholds."""
     used = policy.used_percent(capacity, available)
     if policy.off:
         return OFF

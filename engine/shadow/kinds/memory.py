@@ -1,4 +1,4 @@
-"""Choose NUMA nodes for memory and huge pages again, as the Static policy does. Pure."""
+"""Reserve memory and huge pages of NUMA nodes as the Static policy of the kubelet does. Pure."""
 
 from __future__ import annotations
 
@@ -23,58 +23,56 @@ STATIC: Final = "Static"
 
 @dataclass(frozen=True, slots=True)
 class MemoryRules:
-    """Hold what the Static policy decides by on this machine, as `ChoiceRules`; `unused` is the empty
-    machine.
-    """
+    """Hold the Static policy and the memory of this machine; `unused` is its memory without reservations."""
 
     unused: Mapping[int, NodeState]
     numa: Numa
 
     @classmethod
     def of(cls, config: KubeletConfiguration, state: MemoryCheckpoint | None) -> MemoryRules | None:
-        """Return the rules of a configuration on the machine that a state file shows; None without the
-        policy.
+        """Return the rules of a configuration on the machine that a state file describes; None under another
+        policy, or without a state file.
         """
         if config.memory_manager_policy != STATIC or state is None:
             return None
         return cls(emptied(state.machine_state), Numa(tuple(sorted(state.machine_state))))
 
-    def chooser(self, entries: Entries) -> MemoryChooser:
-        """Return the policy as it was with these reservations."""
-        held = {uid: {name: list(blocks) for name, blocks in of.items()} for uid, of in entries.items()}
-        restored = restore(MemoryCheckpoint(entries=held), emptied(self.unused))
-        return MemoryChooser(StaticMemoryPolicy(self.numa, restored.state))
+    def allocator(self, entries: Entries) -> MemoryAllocator:
+        """Return an allocator in the state with these entries."""
+        blocks = {uid: {name: list(each) for name, each in of.items()} for uid, of in entries.items()}
+        restored = restore(MemoryCheckpoint(entries=blocks), emptied(self.unused))
+        return MemoryAllocator(StaticMemoryPolicy(self.numa, restored.state))
 
-    def text(self, held: Iterable[Block]) -> str:
-        """Return the memory of a container."""
-        return _text(held)
+    def text(self, assignment: Iterable[Block]) -> str:
+        """Return an assignment of the state file, blocks of memory, as text."""
+        return _text(assignment)
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryChooser:
-    """Reserve memory of what `policy` has left."""
+class MemoryAllocator:
+    """Reserve memory that is free in `policy`."""
 
     policy: StaticMemoryPolicy
 
-    def wants(self, pod: Pod, container: Container) -> bool:
-        """Tell whether the container is to get memory of its own. Raise `AllocationError`."""
+    def needs_assignment(self, pod: Pod, container: Container) -> bool:
+        """Return whether memory is reserved for the container. Raise `AllocationError`."""
         return bool(self.policy.wanted(pod, container))
 
-    def choose(self, pod: Pod, container: Container, hint: Hint) -> str:
-        """Give the container its memory; return why. Raise `AllocationError`."""
+    def allocate(self, pod: Pod, container: Container, hint: Hint) -> str:
+        """Reserve memory for the container; return the reason. Raise `AllocationError`."""
         wanted, nodes = self.policy.wanted(pod, container), self.policy.state.nodes
         free = {kind: [node.free(kind) for node in nodes.values()] for kind in wanted}
         self.policy.allocate(pod, container, hint)
-        said = "; ".join(f"{kind} {', '.join(map(str, amounts))}" for kind, amounts in free.items())
-        return f"bytes that were free by NUMA node: {said}"
+        amounts = "; ".join(f"{kind} {', '.join(map(str, each))}" for kind, each in free.items())
+        return f"bytes that were free by NUMA node: {amounts}"
 
-    def held(self, pod: Pod, container: Container) -> str:
-        """Return the memory of the container; a later container takes over that of an init container."""
+    def assigned(self, pod: Pod, container: Container) -> str:
+        """Return the memory of the container as text. A later container reuses that of an init container."""
         return _text(self.policy.state.held(pod.uid, container.name) or ())
 
 
 def emptied(nodes: Mapping[int, NodeState]) -> dict[int, NodeState]:
-    """Return the nodes of a state file as they are without any reservation."""
+    """Return the NUMA nodes of a state file without any reservation."""
     return {
         number: NodeState(
             memory_map={
@@ -87,12 +85,12 @@ def emptied(nodes: Mapping[int, NodeState]) -> dict[int, NodeState]:
     }
 
 
-def _text(held: Iterable[Block]) -> str:
-    return ", ".join(block_texts(held))
+def _text(blocks: Iterable[Block]) -> str:
+    return ", ".join(block_texts(blocks))
 
 
 def block_texts(blocks: Iterable[Block | MemoryBlock]) -> list[str]:
-    """Describe blocks of memory, in the order of their types and nodes."""
+    """Return blocks of memory as texts, sorted by type and NUMA nodes."""
     return [
         f"{block.size} bytes of {block.type} on NUMA {','.join(map(str, block.nodes))}"
         for block in sorted(blocks, key=lambda block: (block.type, tuple(block.nodes)))

@@ -1,4 +1,4 @@
-"""Hold what one observation of a node saw."""
+"""Hold one observation of a node: the inputs of all comparisons."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from engine.wire.podresources_v1_pb2 import AllocatableResourcesResponse, PodRes
 
 ENDED: Final = ("Succeeded", "Failed")
 STARTED: Final = "process_start_time_seconds"
-"""The series that tells one kubelet from the next."""
+"""The series whose value changes when the kubelet restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPod:
-    """Hold what the kubelet measured of one pod: bytes of memory and of local storage, and processes; None if
+    """Hold the kubelet's statistics of one pod: bytes of memory and of local storage, and processes; None if
     unknown. `containers` and `volumes` are the parts of its storage, by name.
     """
 
@@ -47,16 +47,19 @@ class FileSystem:
     inodes_free: int | None = None
 
     def same_as(self, other: FileSystem) -> bool:
-        """Tell whether both are one: statistics do not name a device, but sizes do not agree by chance."""
+        """Return whether both are the same file system. Statistics name no device, but equal sizes are no
+        coincidence.
+        """
         return (self.capacity, self.inodes) == (other.capacity, other.inodes)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNode:
-    """Hold the kubelet's statistics of the node and its pods by uid.
+    """Hold the kubelet's statistics of the node, and of its pods by uid. Amounts of memory are in bytes; None
+    if unknown.
 
-    `pods_available` and `pods_working_set` are bytes of memory of the cgroup of all pods, whose limit is what
-    is allocatable. `containerfs` holds the writable layers.
+    `pods_available` and `pods_working_set` are those of the cgroup of all pods, whose limit is the
+    allocatable memory. `containerfs` is the file system of the writable layers.
     """
 
     memory_available: int | None = None
@@ -72,7 +75,7 @@ class MeasuredNode:
 
     @property
     def layout(self) -> Layout:
-        """Return how images and writable layers share file systems with the rest."""
+        """Return which file systems images and writable layers share with logs and volumes."""
         if self.imagefs.capacity is None or self.imagefs.same_as(self.nodefs):
             return "shared"
         return "split" if self.containerfs.same_as(self.nodefs) else "imagefs"
@@ -89,7 +92,7 @@ class SeenImages:
     filesystem: FileSystem = FileSystem()
 
     def uses(self, image: SeenImage) -> bool:
-        """Tell whether something uses the image, by its id or one of its names."""
+        """Return whether a container or volume uses the image, by its id or one of its names."""
         return image.id in self.used or not self.used.isdisjoint(image.names)
 
 
@@ -131,8 +134,9 @@ class Observation:
     resources: SeenResources | None = None
 
     def active(self) -> Sequence[Pod]:
-        """Return the pods that count: those that have not ended."""
+        """Return the pods that have not ended."""
         return [pod for pod in self.pods.values() if pod.status.phase not in ENDED]
 
     def record(self, uid: str) -> PodRecord:
+        """Return what the runtime has of a pod; an empty record if it has nothing."""
         return self.records.get(uid) or PodRecord(uid, "", "")

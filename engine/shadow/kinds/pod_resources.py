@@ -1,4 +1,4 @@
-"""Compare the pod-resources API: what follows from the state files, and what the kubelet answers."""
+"""Compare the answers of the pod-resources API with those that follow from the state files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from engine.shadow.kinds.observation import Observation
 from engine.wire.podresources_v1_pb2 import ContainerDevices, ContainerMemory, ContainerResources
 
 SETTLE: Final = 30.0
-"""Seconds; the state files are read before the answer, and pods come and go in between."""
+"""Seconds. The state files are read before the answer, and pods start and end in between."""
 NOTHING: Final = "nothing of its own"
 
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """Hold the allocations of the CPU and memory managers in their state files, as `PinnedResources`."""
+    """Return the allocations in the state files of the CPU and memory managers, as `PinnedResources`."""
 
     cpus: CpuCheckpoint
     memory: MemoryCheckpoint
@@ -45,7 +45,7 @@ class StateFiles:
         return [MemoryBlock(block.type, block.size, block.nodes) for block in blocks]
 
     def allocatable_cpus(self) -> Sequence[int]:
-        """Return all CPUs that can be exclusive, ascending; none without the static policy."""
+        """Return all CPUs that can be exclusive, ascending; an empty list without the static policy."""
         rules = self.cpu_rules
         return list(cpu_set.numbers(rules.topology.cpus & ~rules.reserved)) if rules is not None else []
 
@@ -60,7 +60,7 @@ class StateFiles:
 
 
 def compare_resources(seen: Observation, cpu_rules: CpuRules | None) -> Iterator[Finding]:
-    """Yield one comparison for each pod that the kubelet lists, and one for what it could give."""
+    """Yield one comparison per pod (List), and one for the node (GetAllocatableResources)."""
     if seen.resources is None:
         yield NotJudged("pod-resources", "node", "the pod-resources API does not answer")
         return
@@ -71,7 +71,7 @@ def compare_resources(seen: Observation, cpu_rules: CpuRules | None) -> Iterator
     listed = seen.resources.pods
     for pod in seen.active():
         theirs = listed.get(pod.full_name)
-        # A kubelet lists no pod that it has ended, though it may show its status a while later.
+        # A kubelet does not list a pod whose containers have ended, even before it updates the status.
         if is_refused(pod) or (theirs is None and not seen.record(pod.uid).alive):
             continue
         yield Comparison(
@@ -83,18 +83,18 @@ def compare_resources(seen: Observation, cpu_rules: CpuRules | None) -> Iterator
     registered = (checkpoint.registered_devices or {}).items()
     yield Comparison(
         "pod-resources", "node",
-        _said(
+        _text(
             [(name, id) for name, ids in registered for id in ids or ()],
             files.allocatable_cpus(), files.allocatable_memory(),
         ) or NOTHING,
-        _said(_named(answer.devices), answer.cpu_ids, _blocks(answer.memory)) or NOTHING,
+        _text(_device_ids(answer.devices), answer.cpu_ids, _blocks(answer.memory)) or NOTHING,
         "device checkpoint, memory state, and the CPUs of the machine that are not reserved",
         "GetAllocatableResources", SETTLE,
     )  # fmt: skip
 
 
 def _of_pod(containers: Iterable[ContainerResources]) -> str:
-    """Return what the containers of a pod have; containers that have nothing are left out."""
+    """Return the resources of the containers of a pod as text; containers without any are left out."""
     parts = []
     for one in containers:
         claimed = [
@@ -102,17 +102,15 @@ def _of_pod(containers: Iterable[ContainerResources]) -> str:
             for claim in one.dynamic_resources
             for device in claim.claim_resources
         ]
-        said = _said(_named(one.devices), one.cpu_ids, _blocks(one.memory))
-        text = "; ".join(part for part in (said, ", ".join(sorted(claimed))) if part)
+        assigned = _text(_device_ids(one.devices), one.cpu_ids, _blocks(one.memory))
+        text = "; ".join(part for part in (assigned, ", ".join(sorted(claimed))) if part)
         if text:
             parts.append(f"{one.name}: {text}")
     return " | ".join(parts) or NOTHING
 
 
-def _said(
-    devices: Iterable[tuple[str, str]], cpus: Iterable[int], memory: Iterable[MemoryBlock]
-) -> str:  # fmt: skip
-    """Return the devices, CPUs and memory of the node, sorted."""
+def _text(devices: Iterable[tuple[str, str]], cpus: Iterable[int], memory: Iterable[MemoryBlock]) -> str:
+    """Return CPUs, devices and memory as text, each sorted; `devices` are pairs of resource and id."""
     by_resource: dict[str, list[str]] = {}
     for resource, id in devices:
         by_resource.setdefault(resource, []).append(id)
@@ -123,8 +121,8 @@ def _said(
     return "; ".join([*parts, *block_texts(memory)])
 
 
-def _named(devices: Iterable[ContainerDevices]) -> list[tuple[str, str]]:
-    """Return resource, and id with its NUMA nodes."""
+def _device_ids(devices: Iterable[ContainerDevices]) -> list[tuple[str, str]]:
+    """Return the resource and the id of each device."""
     return [(one.resource_name, id) for one in devices for id in one.device_ids]
 
 

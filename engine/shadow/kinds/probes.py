@@ -1,8 +1,8 @@
-"""Compare what follows from probes: readiness, the end of the start, and the end of a container.
+"""Compare the consequences of probes: readiness, the end of startup, and the end of a container.
 
-A probe acts on its pod, so it is not repeated. The kubelet counts each outcome by probe. Outcomes of one kind
-between two observations have one order only, so the rule of thresholds can be applied to them; from mixed
-outcomes on, a probe is judged again once enough equal ones have followed.
+Probes are not run again, because they act on their pod. The kubelet counts the outcomes of each probe. If all
+outcomes between two observations are equal, their order is known, and thresholds can be applied. After mixed
+outcomes, a probe is judged again once enough equal ones have followed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.shadow.kinds.status import statuses
 
 SETTLE: Final = 30.0
 STATUS_SETTLE: Final = 60.0
-"""Seconds that a kubelet under load may take to show an outcome, as for any other part of a status."""
+"""Seconds within which a kubelet under load shows an outcome in a status."""
 TYPES: Final = {"Liveness": LIVENESS, "Readiness": READINESS, "Startup": STARTUP}
 RUNS, ENDS = "runs on", "is ended"
 MIXED: Final = "successes and failures between two observations, in an unknown order"
@@ -42,7 +42,7 @@ _LABEL: Final = re.compile(r'([a-z_]+)="([^"]*)"')
 
 
 class ProbeKey(NamedTuple):
-    """Name one probe of a container: the pod's uid, the container, and Liveness, Readiness or Startup."""
+    """Identify one probe: the uid of the pod, the container, and the type Liveness, Readiness or Startup."""
 
     uid: str
     container: str
@@ -50,7 +50,7 @@ class ProbeKey(NamedTuple):
 
 
 class ProbeCounts(NamedTuple):
-    """Hold the outcomes of a probe that the kubelet has counted."""
+    """Hold the kubelet's counters of the outcomes of a probe."""
 
     successful: int = 0
     failed: int = 0
@@ -58,10 +58,10 @@ class ProbeCounts(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Followed:
-    """Follow a probe of one incarnation of a container, with the outcomes that are part of its state.
+class _TrackedProbe:
+    """Track a probe of one incarnation of a container: its state, and the outcomes that are part of it.
 
-    `mixed`: outcomes in an unknown order came last, and too few equal ones since.
+    `mixed` says that the last outcomes had an unknown order, and too few equal ones have followed.
     """
 
     container_id: str
@@ -72,39 +72,39 @@ class _Followed:
 
 
 class ProbeComparer:
-    """Follow the outcomes of probes from observation to observation."""
+    """Track the outcomes of probes from observation to observation."""
 
     def __init__(self) -> None:
-        self._followed: dict[ProbeKey, _Followed] = {}
+        self._tracked: dict[ProbeKey, _TrackedProbe] = {}
 
     def compare(self, seen: Observation) -> Iterator[Finding]:
-        """Yield the findings about the probes of all containers that run, or that were to be ended."""
+        """Yield the findings about the probes of running containers, and of those that probes ended."""
         if not seen.probes_served:
-            self._followed = {}
+            self._tracked = {}
             yield NotJudged("probes", "node", "the kubelet serves no /metrics/probes")
             return
-        counted, followed = probe_counts(seen.series), {}
+        counted, tracked = probe_counts(seen.series), {}
         for pod in seen.pods.values():
             if is_refused(pod) or pod.metadata.deletion_timestamp is not None:
                 continue
             record, shown = seen.record(pod.uid), statuses(pod.status)
             for container in pod.all_containers:
-                newest, told = record.container(container.name), shown.get(container.name)
+                newest, status = record.container(container.name), shown.get(container.name)
                 for name, probe in _probes(container):
                     key = ProbeKey(pod.uid, container.name, name)
                     counts = counted.get(key)
-                    if newest is None or told is None or counts is None:
+                    if newest is None or status is None or counts is None:
                         continue
-                    before = self._followed.get(key)
+                    before = self._tracked.get(key)
                     if before is not None and before.container_id != newest.id:
-                        yield from _ended(pod, container, probe, name, before, counts)
-                    one = followed[key] = _next(before, newest, counts, probe, name)
-                    yield from _judged(pod, container, probe, name, one, newest, told)
-        self._followed = followed
+                        yield from _compare_replaced(pod, container, probe, name, before, counts)
+                    one = tracked[key] = _updated(before, newest, counts, probe, name)
+                    yield from _compare_newest(pod, container, probe, name, one, newest, status)
+        self._tracked = tracked
 
 
 def probe_counts(series: Mapping[str, float]) -> dict[ProbeKey, ProbeCounts]:
-    """Return what the kubelet counted of each probe."""
+    """Return the counters of each probe from the series of the kubelet."""
     found: dict[ProbeKey, ProbeCounts] = {}
     for text, value in series.items():
         if not text.startswith(SERIES):
@@ -118,22 +118,22 @@ def probe_counts(series: Mapping[str, float]) -> dict[ProbeKey, ProbeCounts]:
     return found
 
 
-def _next(
-    before: _Followed | None, newest: ContainerRecord, counts: ProbeCounts, probe: Probe, name: str
-) -> _Followed:
-    """Return the state of a probe after an observation."""
+def _updated(
+    before: _TrackedProbe | None, newest: ContainerRecord, counts: ProbeCounts, probe: Probe, name: str
+) -> _TrackedProbe:
+    """Return the tracked probe after an observation; a new one for another container."""
     one = before
-    # Counts that went down are those of a kubelet that has started again.
+    # Counters that decreased are those of a kubelet that has restarted.
     if one is None or one.container_id != newest.id or any(map(int.__lt__, counts, one.counts)):
-        # All that was counted since the pod began is of its first container.
-        known = ProbeCounts() if one is None and newest.attempt == 0 else counts
-        one = _Followed(newest.id, newest.attempt, _state(name, probe), known)
-    _feed(one, counts, _state(name, probe))
+        # The counters of a pod start at 0, so those of a first container are all its own.
+        counted = ProbeCounts() if one is None and newest.attempt == 0 else counts
+        one = _TrackedProbe(newest.id, newest.attempt, _state(name, probe), counted)
+    _apply(one, counts, _state(name, probe))
     return one
 
 
-def _feed(one: _Followed, counts: ProbeCounts, fresh: ProbeState) -> None:
-    """Let the outcomes since the last observation act on the state; `fresh` is one that knows nothing."""
+def _apply(one: _TrackedProbe, counts: ProbeCounts, fresh: ProbeState) -> None:
+    """Apply the outcomes since the last observation to the state; `fresh` is the state without outcomes."""
     new = [after - before for after, before in zip(counts, one.counts, strict=True)]
     one.counts = counts
     if new[2] or (new[0] and new[1]):
@@ -152,11 +152,13 @@ def _state(name: str, probe: Probe) -> ProbeState:
     )
 
 
-def _ended(
-    pod: Pod, container: Container, probe: Probe, name: str, one: _Followed, counts: ProbeCounts
+def _compare_replaced(
+    pod: Pod, container: Container, probe: Probe, name: str, one: _TrackedProbe, counts: ProbeCounts
 ) -> Iterator[Finding]:
-    """Judge a container that another one has replaced; its last outcomes are among those of the new one."""
-    _feed(one, counts, _state(name, probe))
+    """Yield a comparison for a container that was replaced after its probe failed. Its last outcomes are in
+    the current counters, together with those of the new container.
+    """
+    _apply(one, counts, _state(name, probe))
     if name != "Readiness" and one.state.published == FAILURE:
         yield Comparison(
             "probes", _subject(pod, container, name, one), ENDS, ENDS, _reason(one, probe),
@@ -164,11 +166,11 @@ def _ended(
         )  # fmt: skip
 
 
-def _judged(
-    pod: Pod, container: Container, probe: Probe, name: str, one: _Followed, newest: ContainerRecord,
-    told: ContainerStatus,
+def _compare_newest(
+    pod: Pod, container: Container, probe: Probe, name: str, one: _TrackedProbe, newest: ContainerRecord,
+    status: ContainerStatus,
 ) -> Iterator[Finding]:  # fmt: skip
-    """Judge what the kubelet has made of the outcomes so far."""
+    """Yield a comparison of the state of a probe with the kubelet's reaction to the outcomes so far."""
     subject, published = _subject(pod, container, name, one), one.state.published
     if one.mixed:
         yield NotJudged("probes", subject, MIXED)
@@ -178,31 +180,33 @@ def _judged(
     if name != "Readiness" and published == FAILURE:
         ours, theirs = ENDS, RUNS if newest.running else ENDS
         settle += grace_of(pod, probe)
-        why = "it runs" if newest.running else f"exit code {newest.exit_code}"
-    elif not newest.running or told.container_id.rpartition("/")[2] != newest.id:
+        theirs_reason = "it runs" if newest.running else f"exit code {newest.exit_code}"
+    elif not newest.running or status.container_id.rpartition("/")[2] != newest.id:
         return
     elif name == "Liveness":
-        ours, theirs, why = RUNS, RUNS, "it runs"
+        ours, theirs, theirs_reason = RUNS, RUNS, "it runs"
     elif name == "Startup":
-        settle = STATUS_SETTLE
-        ours, theirs, why = "started", _not("started", unless=bool(told.started)), "its status"
+        settle, theirs_reason = STATUS_SETTLE, "its status"
+        ours, theirs = "started", _or_not("started", holds=bool(status.started))
+    elif status.started:
+        settle, theirs_reason = STATUS_SETTLE, "its status"
+        ours = _or_not("ready", holds=published == SUCCESS)
+        theirs = _or_not("ready", holds=status.ready)
     else:
-        settle = STATUS_SETTLE
-        ours = _not("ready", unless=published == SUCCESS)
-        theirs, why = _not("ready", unless=told.ready), "its status"
-        if not told.started:
-            return  # the probe waits for the start
-    yield Comparison("probes", subject, ours, theirs, reason, why, settle)
+        # Until its container has started, a readiness probe does not run.
+        return
+    yield Comparison("probes", subject, ours, theirs, reason, theirs_reason, settle)
 
 
 def grace_of(pod: Pod, probe: Probe) -> float:
-    """Return the seconds that a container has to end after a probe failed."""
+    """Return the grace period of a container whose probe failed, in seconds."""
     own = probe.termination_grace_period_seconds
     of_pod = pod.spec.termination_grace_period_seconds
     return float(own if own is not None else of_pod if of_pod is not None else 30)
 
 
 def _probes(container: Container) -> Iterator[tuple[str, Probe]]:
+    """Yield the type and the specification of each probe of a container."""
     for name, probe in (
         ("Liveness", container.liveness_probe),
         ("Readiness", container.readiness_probe),
@@ -212,15 +216,15 @@ def _probes(container: Container) -> Iterator[tuple[str, Probe]]:
             yield name, probe
 
 
-def _subject(pod: Pod, container: Container, name: str, one: _Followed) -> str:
+def _subject(pod: Pod, container: Container, name: str, one: _TrackedProbe) -> str:
     return f"{pod.full_name}/{container.name} {name.lower()} attempt {one.attempt}"
 
 
-def _not(word: str, *, unless: bool) -> str:
-    return word if unless else f"not {word}"
+def _or_not(word: str, *, holds: bool) -> str:
+    return word if holds else f"not {word}"
 
 
-def _reason(one: _Followed, probe: Probe) -> str:
+def _reason(one: _TrackedProbe, probe: Probe) -> str:
     return (
         f"{one.counts.successful} successes and {one.counts.failed} failures, thresholds "
         f"{probe.success_threshold} and {probe.failure_threshold}"

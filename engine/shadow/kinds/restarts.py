@@ -1,4 +1,4 @@
-"""Compare restarts: whether a container that ended runs again, and how long its restart waits."""
+"""Compare restarts: does a container that ended run again, and how long does the kubelet wait before?"""
 
 from __future__ import annotations
 
@@ -26,37 +26,39 @@ from engine.shadow.kinds.observation import ENDED, STARTED, Observation
 from engine.shadow.kinds.status import statuses
 
 SETTLE: Final = 130.0
-"""Seconds; a kubelet that missed the end of a container syncs its pod once a minute."""
+"""Seconds. A kubelet that missed the end of a container syncs its pod once a minute."""
 RESTARTS, STAYS = "restarts", "stays ended"
 EARLY: Final = 1.0
-"""Seconds by which a container may seem to start too early, as its times are rounded on the way."""
+"""Seconds by which a container may seem to start too early, because its times are rounded."""
 _DELAY = re.compile(r"^back-off (?:(\d{1,9})m)?(?:(\d{1,9})s)? restarting failed container", re.ASCII)
-_MOST_FAILURES: Final = 12
-"""Failures after which every configurable longest delay is reached."""
+_MAX_FAILURES: Final = 12
+"""Failures after which the maximum delay is reached, whatever it is configured to."""
 
 
 @dataclass(slots=True)
-class _Followed:
-    """Follow the restarts of a container: the ids counted, and whether the delay is known.
+class _TrackedContainer:
+    """Track the restarts of a container: the id of the newest incarnation, and whether the delay is known.
 
-    It is known from the first start, or once a message of the kubelet has told it.
+    It is known if the container was observed from its first start, or after a message of the kubelet
+    contained it.
     """
 
     last_id: str = ""
-    known: bool = False
+    delay_known: bool = False
 
 
 class RestartComparer:
-    """Follow the ends of containers; remembers the delays as the kubelet does, per container."""
+    """Track the ends of containers, and the restart delay of each as the kubelet does."""
 
     def __init__(self) -> None:
         self._backoff: Backoff | None = None
-        self._kept_by = 0.0, 0.0
-        self._followed: dict[tuple[str, str], _Followed] = {}
+        self._backoff_key = 0.0, 0.0
+        """The maximum delay, and the start time of the kubelet, for which the delays are valid."""
+        self._tracked: dict[tuple[str, str], _TrackedContainer] = {}
 
     def compare(self, seen: Observation) -> Iterator[Finding]:
         """Yield the findings about the containers of all pods that the kubelet admitted."""
-        backoff = self._delays(seen.config, seen.series.get(STARTED, 0.0))
+        backoff = self._current_backoff(seen.config, seen.series.get(STARTED, 0.0))
         present: set[tuple[str, str]] = set()
         for pod in seen.pods.values():
             record = seen.record(pod.uid)
@@ -65,98 +67,102 @@ class RestartComparer:
             shown = statuses(pod.status)
             actions: PodActions | None = None
             for container in pod.all_containers:
-                newest, told = record.container(container.name), shown.get(container.name)
-                if newest is None or told is None:
+                newest, status = record.container(container.name), shown.get(container.name)
+                if newest is None or status is None:
                     continue
                 key = pod.uid, container.name
                 present.add(key)
-                followed = self._followed.setdefault(key, _Followed(known=newest.attempt == 0))
-                yield from self._follow(pod, container, followed, record, newest, backoff)
+                tracked = self._tracked.setdefault(key, _TrackedContainer(delay_known=newest.attempt == 0))
+                yield from self._compare_wait(pod, container, tracked, record, newest, backoff)
                 if newest.state == EXITED:
                     actions = actions or _actions(pod, record, shown)
-                    yield from self._ended(pod, container, newest, told, actions)
-                    yield from self._delayed(pod, key, newest, told, followed, backoff)
+                    yield from _compare_ended(pod, container, newest, status, actions)
+                    yield from _compare_delay(pod, key, newest, status, tracked, backoff)
                 else:
-                    yield from _restarted(pod, container, record, newest)
-        for key in self._followed.keys() - present:
-            del self._followed[key]
+                    yield from _compare_restarted(pod, container, record, newest)
+        for key in self._tracked.keys() - present:
+            del self._tracked[key]
             backoff.forget("/".join(key))
 
-    def _delays(self, config: KubeletConfiguration, started: float) -> Backoff:
-        """Return the delays of this kubelet: one that starts has forgotten those of the one before."""
-        kept_by = longest_restart_delay(config), started or self._kept_by[1]
-        if self._backoff is None or kept_by != self._kept_by:
-            self._backoff, self._kept_by = restart_backoff(config), kept_by
-            self._followed.clear()
+    def _current_backoff(self, config: KubeletConfiguration, started: float) -> Backoff:
+        """Return the delays of this kubelet. A kubelet that restarts has lost all delays."""
+        key = longest_restart_delay(config), started or self._backoff_key[1]
+        if self._backoff is None or key != self._backoff_key:
+            self._backoff, self._backoff_key = restart_backoff(config), key
+            self._tracked.clear()
         return self._backoff
 
-    def _follow(
-        self, pod: Pod, container: Container, followed: _Followed, record: PodRecord, newest: ContainerRecord,
-        backoff: Backoff,
+    def _compare_wait(
+        self, pod: Pod, container: Container, tracked: _TrackedContainer, record: PodRecord,
+        newest: ContainerRecord, backoff: Backoff,
     ) -> Iterator[Finding]:  # fmt: skip
-        """Count the restart that made the newest container, and judge how long it waited."""
-        if followed.last_id and followed.last_id != newest.id:
+        """Count the restart that created the newest container, and compare how long the kubelet waited."""
+        if tracked.last_id and tracked.last_id != newest.id:
             previous = record.previous(newest.name)
             if previous is not None and previous.started_at and previous.attempt == newest.attempt - 1:
                 key = f"{pod.uid}/{newest.name}"
                 ended_at = previous.finished_at
-                if followed.known and previous.state == EXITED and previous.hash == newest.hash:
+                if tracked.delay_known and previous.state == EXITED and previous.hash == newest.hash:
                     delay = backoff.remaining(key, ended_at, ended_at)
-                    yield _waited(pod, container, previous, newest, delay, self._kept_by[1])
+                    yield _wait_finding(pod, container, previous, newest, delay, self._backoff_key[1])
                 backoff.attempt(key, ended_at, newest.created_at)
             else:
-                # Restarts between two observations were not seen, or one that did not come to a start.
-                followed.known = False
-        followed.last_id = newest.id
-
-    def _ended(
-        self, pod: Pod, container: Container, newest: ContainerRecord, told: ContainerStatus,
-        actions: PodActions,
-    ) -> Iterator[Finding]:  # fmt: skip
-        again = any(one.name == container.name for one in actions.start) or bool(actions.reset)
-        waits_for_others = (
-            not again and pod.status.phase not in ENDED and should_restart(pod, container, newest.exit_code)
-        )
-        if waits_for_others:
-            return
-        theirs = RESTARTS if told.state.waiting is not None and told.restart_count else STAYS
-        if told.state.waiting is not None and told.state.waiting.reason == "CrashLoopBackOff":
-            theirs = RESTARTS
-        yield Comparison(
-            "restart", _subject(pod, newest), RESTARTS if again else STAYS, theirs,
-            _by_policy(pod, container, newest), _of_kubelet(told), SETTLE,
-        )  # fmt: skip
-
-    def _delayed(
-        self, pod: Pod, key: tuple[str, str], newest: ContainerRecord, told: ContainerStatus,
-        followed: _Followed, backoff: Backoff,
-    ) -> Iterator[Finding]:  # fmt: skip
-        waiting = told.state.waiting
-        delay = kubelets_delay(waiting.message) if waiting is not None else None
-        if waiting is None or delay is None:
-            return
-        name = "/".join(key)
-        if not followed.known:
-            followed.known = True
-            _teach(backoff, name, newest, delay)
-            yield NotJudged("back-off", _subject(pod, newest), "earlier restarts were not seen")
-            return
-        yield Comparison(
-            "back-off", _subject(pod, newest), f"{backoff.delay(name):g} s", f"{delay:g} s",
-            f"attempt {newest.attempt} ended with {newest.exit_code}", waiting.message, SETTLE,
-        )  # fmt: skip
+                # There were several restarts between two observations, or a container that never started.
+                tracked.delay_known = False
+        tracked.last_id = newest.id
 
 
-def _waited(
+def _compare_ended(
+    pod: Pod, container: Container, newest: ContainerRecord, status: ContainerStatus, actions: PodActions
+) -> Iterator[Finding]:
+    """Yield a comparison of whether a container that has ended restarts."""
+    again = any(one.name == container.name for one in actions.start) or bool(actions.reset)
+    waits_for_others = (
+        not again and pod.status.phase not in ENDED and should_restart(pod, container, newest.exit_code)
+    )
+    if waits_for_others:
+        return
+    waiting = status.state.waiting
+    restarts = waiting is not None and (bool(status.restart_count) or waiting.reason == "CrashLoopBackOff")
+    yield Comparison(
+        "restart", _subject(pod, newest), RESTARTS if again else STAYS, RESTARTS if restarts else STAYS,
+        _by_policy(pod, container, newest), _status_text(status), SETTLE,
+    )  # fmt: skip
+
+
+def _compare_delay(
+    pod: Pod, key: tuple[str, str], newest: ContainerRecord, status: ContainerStatus,
+    tracked: _TrackedContainer, backoff: Backoff,
+) -> Iterator[Finding]:  # fmt: skip
+    """Yield a comparison of the delay in the message of a waiting container. An unknown delay is set from
+    it.
+    """
+    waiting = status.state.waiting
+    delay = delay_in_message(waiting.message) if waiting is not None else None
+    if waiting is None or delay is None:
+        return
+    name = "/".join(key)
+    if not tracked.delay_known:
+        tracked.delay_known = True
+        _set_delay(backoff, name, newest, delay)
+        yield NotJudged("back-off", _subject(pod, newest), "earlier restarts were not seen")
+        return
+    yield Comparison(
+        "back-off", _subject(pod, newest), f"{backoff.delay(name):g} s", f"{delay:g} s",
+        f"attempt {newest.attempt} ended with {newest.exit_code}", waiting.message, SETTLE,
+    )  # fmt: skip
+
+
+def _wait_finding(
     pod: Pod, container: Container, ended: ContainerRecord, newest: ContainerRecord, delay: float,
     kubelet_began: float,
 ) -> Finding:  # fmt: skip
-    """Compare the time between an end and a start with the delay: a kubelet starts nothing earlier, and later
-    only as much as it takes to notice, once it has started itself.
+    """Compare the time between an end and a start with the delay. A kubelet starts a container neither
+    earlier than that, nor much later than it notices; both only from its own start (`kubelet_began`) on.
     """
     waited = newest.created_at - ended.finished_at
     if waited < delay and (container.liveness_probe is not None or container.startup_probe is not None):
-        # A kubelet that ends a container for a probe starts the next one at once.
+        # A container that a failed probe ended starts again without a delay.
         return NotJudged("back-off", _subject(pod, ended), "a probe may have ended it, so that nothing waits")
     late = newest.created_at - max(ended.finished_at, kubelet_began) - delay
     in_time = delay - EARLY <= waited and late <= SETTLE
@@ -167,43 +173,45 @@ def _waited(
     )  # fmt: skip
 
 
-def kubelets_delay(message: str) -> float | None:
-    """Return the seconds in a message about a restart that waits, None for another message."""
+def delay_in_message(message: str) -> float | None:
+    """Return the restart delay in a message of the kubelet, in seconds; None for another message."""
     match = _DELAY.match(message)
     return 60.0 * int(match[1] or 0) + int(match[2] or 0) if match is not None else None
 
 
-def delay_at_most(config: KubeletConfiguration, delay: float) -> float:
-    """Return a delay under another configuration: its first one and its longest one bound it."""
+def capped_delay(config: KubeletConfiguration, delay: float) -> float:
+    """Return the delay under another configuration at which the live one has `delay`, both in seconds. Its
+    initial and its maximum delay limit it.
+    """
     backoff = restart_backoff(config)
-    for _ in range(_MOST_FAILURES):
+    for _ in range(_MAX_FAILURES):
         backoff.attempt("", 0.0, 0.0)
         if backoff.delay("") >= delay:
             break
     return backoff.delay("")
 
 
-def _teach(backoff: Backoff, name: str, newest: ContainerRecord, delay: float) -> None:
-    """Bring a container's delay to the one that the kubelet told."""
+def _set_delay(backoff: Backoff, name: str, newest: ContainerRecord, delay: float) -> None:
+    """Set the delay of a container to `delay` seconds, by as many failures as lead to it."""
     backoff.forget(name)
-    for _ in range(_MOST_FAILURES):
+    for _ in range(_MAX_FAILURES):
         if backoff.delay(name) >= delay:
             return
         backoff.attempt(name, newest.created_at, newest.created_at)
 
 
-def _restarted(
+def _compare_restarted(
     pod: Pod, container: Container, record: PodRecord, newest: ContainerRecord
 ) -> Iterator[Finding]:
-    """Judge the end that came before a running container, which the kubelet has started after it."""
+    """Yield a comparison for the end of the container before the running one, which the kubelet restarted."""
     previous = record.previous(container.name)
-    # A new sandbox starts containers for a reason of its own, not by their restart policy.
+    # In a new sandbox, all containers start, whatever their restart policy is.
     if previous is None or previous.state != EXITED or previous.sandbox_id != newest.sandbox_id:
         return
-    if previous.hash != newest.hash:
-        return  # another specification, as after a resize that restarts
-    if not previous.started_at:
-        return  # made and never started: a kubelet makes another one, whatever the policy is
+    # Another specification, as after a resize that restarts, or a container that was created but never
+    # started: a kubelet replaces both, whatever the restart policy is.
+    if previous.hash != newest.hash or not previous.started_at:
+        return
     ours = RESTARTS if should_restart(pod, container, previous.exit_code) else STAYS
     yield Comparison(
         "restart", _subject(pod, previous), ours, RESTARTS, _by_policy(pod, container, previous),
@@ -212,9 +220,11 @@ def _restarted(
 
 
 def _actions(pod: Pod, record: PodRecord, shown: Mapping[str, ContainerStatus]) -> PodActions:
+    """Return the actions of our agent for a pod, with the results of startup probes from its status."""
+
     def health(running: ContainerRecord) -> ContainerHealth:
-        told = shown.get(running.name)
-        return ContainerHealth(started=bool(told is None or told.started))
+        status = shown.get(running.name)
+        return ContainerHealth(started=bool(status is None or status.started))
 
     return compute_pod_actions(pod, record, health=health, spec_hash=container_hash)
 
@@ -227,7 +237,7 @@ def _by_policy(pod: Pod, container: Container, ended: ContainerRecord) -> str:
     return f"exit code {ended.exit_code}, restart policy {policy_of(pod, container)}"
 
 
-def _of_kubelet(told: ContainerStatus) -> str:
-    if told.state.waiting is not None:
-        return f"{told.state.waiting.reason}: {told.state.waiting.message}".rstrip(": ")
+def _status_text(status: ContainerStatus) -> str:
+    if status.state.waiting is not None:
+        return f"{status.state.waiting.reason}: {status.state.waiting.message}".rstrip(": ")
     return "shown as terminated"

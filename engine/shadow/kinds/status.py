@@ -1,7 +1,8 @@
-"""Compare the status of pods: computed from spec and runtime, and as the kubelet shows it.
+"""Compare the status of pods that the kubelet shows with the one that follows from their spec and the
+runtime.
 
-What only the kubelet knows is taken from it: results of probes, why it ended a pod, and why a container that
-the runtime does not have yet waits.
+Some inputs come from the kubelet's status: results of probes, the reason why it ended a pod, and the reason
+why a container waits that the runtime does not have yet.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from engine.shadow.kinds.comparison import Comparison, Finding, NotJudged
 from engine.shadow.kinds.observation import Observation
 
 SETTLE: Final = 60.0
-"""Seconds; on a busy node the kubelet shows the end of a container half a minute later."""
+"""Seconds. On a busy node, the kubelet shows the end of a container half a minute later."""
 CRASH_LOOP: Final = "CrashLoopBackOff"
 CONDITIONS: Final = ("PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
 
 
 class _JudgedPod(NamedTuple):
-    """Hold the findings about a pod and what they follow from."""
+    """Hold the findings about a pod, and the inputs that they were computed from."""
 
     pod: Pod
-    held: PodRecord
+    record: PodRecord
     findings: Sequence[Finding]
 
 
 class StatusComparer:
-    """Judge the status of every pod. As long as neither the pod nor what the runtime holds of it changes, its
-    findings stay.
+    """Compare the status of every pod. The findings about a pod are cached until the pod or its runtime
+    record changes.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class StatusComparer:
         judged: dict[str, _JudgedPod] = {}
         for uid, pod in seen.pods.items():
             record, known = seen.record(uid), self._judged.get(uid)
-            if known is None or known.pod is not pod or known.held != record:
+            if known is None or known.pod is not pod or known.record != record:
                 known = _JudgedPod(pod, record, tuple(compare_status(pod, seen)))
             judged[uid] = known
             yield from known.findings
@@ -67,20 +68,18 @@ def compare_status(pod: Pod, seen: Observation) -> Iterator[Finding]:
         yield NotJudged("status", pod.full_name, "is being deleted")
         return
     if any(newest.state == CREATED for name in shown if (newest := record.container(name)) is not None):
-        # The kubelet waits for the runtime, and shows nothing new of the pod until the container has started.
+        # While the runtime starts a container, the kubelet does not update the status of the pod.
         yield NotJudged("status", pod.full_name, "a container of it is being started")
         return
     ours = pod_status(pod, record, _inputs(pod, record, shown, seen.at))
-    runtime = f"runtime: {_said(record)}"
-    yield Comparison(
-        "status", pod.full_name, _of_pod(ours), _of_pod(pod.status), runtime, _why(pod.status), SETTLE
-    )
+    runtime, reason = f"runtime: {_runtime_text(record)}", _reason(pod.status)
+    yield Comparison("status", pod.full_name, _of_pod(ours), _of_pod(pod.status), runtime, reason, SETTLE)
     computed = statuses(ours)
     for name, status in shown.items():
         if name in computed:
             yield Comparison(
                 "status", f"{pod.full_name}/{name}", _of_container(computed[name]), _of_container(status),
-                runtime, _why(pod.status), SETTLE,
+                runtime, reason, SETTLE,
             )  # fmt: skip
 
 
@@ -91,6 +90,7 @@ def statuses(status: PodStatus) -> dict[str, ContainerStatus]:
 
 
 def _inputs(pod: Pod, record: PodRecord, shown: dict[str, ContainerStatus], at: float) -> StatusInputs:
+    """Return the inputs of a status that come from the kubelet; `at` is a Unix time."""
     status = pod.status
     by_name = {container.name: container for container in pod.all_containers}
     waiting = {
@@ -101,14 +101,15 @@ def _inputs(pod: Pod, record: PodRecord, shown: dict[str, ContainerStatus], at: 
     ended = status.phase == "Failed" and bool(status.reason)
 
     def probed(running: ContainerRecord, probe: str) -> bool:
-        """Take the result of a probe from the kubelet; a container without one has none to wait for."""
-        told = shown.get(running.name)
+        """Return the result of a probe from the kubelet's status; True for a container without this probe."""
+        status = shown.get(running.name)
         container = by_name.get(running.name)
-        if container is None or told is None or told.container_id.rpartition("/")[2] != running.id:
+        # The status may still be that of the container before.
+        if container is None or status is None or status.container_id.rpartition("/")[2] != running.id:
             return False
         if getattr(container, probe) is None:
             return True
-        return told.ready if probe == "readiness_probe" else bool(told.started)
+        return status.ready if probe == "readiness_probe" else bool(status.started)
 
     return StatusInputs(
         now=at,
@@ -124,13 +125,14 @@ def _inputs(pod: Pod, record: PodRecord, shown: dict[str, ContainerStatus], at: 
 
 
 def _waiting(
-    pod: Pod, container: Container, newest: ContainerRecord | None, told: ContainerStatus | None
+    pod: Pod, container: Container, newest: ContainerRecord | None, status: ContainerStatus | None
 ) -> Waiting | None:
-    shown = told.state.waiting if told is not None else None
+    """Return the reason why a container waits, None if it does not."""
+    waiting = status.state.waiting if status is not None else None
     if newest is None:
-        return Waiting(shown.reason, shown.message) if shown is not None else None
-    # Between its end and the next sync a container is shown as terminated; then its restart waits.
-    if newest.state == EXITED and shown is not None and should_restart(pod, container, newest.exit_code):
+        return Waiting(waiting.reason, waiting.message) if waiting is not None else None
+    # From its end to the next sync, a container is shown as terminated. After that, its restart waits.
+    if newest.state == EXITED and waiting is not None and should_restart(pod, container, newest.exit_code):
         return Waiting(CRASH_LOOP)
     return None
 
@@ -154,8 +156,8 @@ def _of_state(state: ContainerState) -> str:
     return f"waiting ({state.waiting.reason})" if state.waiting is not None else "unknown"
 
 
-def _said(record: PodRecord) -> str:
-    """Describe what the runtime has of a pod."""
+def _runtime_text(record: PodRecord) -> str:
+    """Describe the containers and the sandbox of a pod in the runtime."""
     newest = {container.name: container for container in reversed(record.containers)}
     parts = [
         f"{name} attempt {c.attempt} " + ("runs" if c.running else f"exited with {c.exit_code}")
@@ -165,11 +167,12 @@ def _said(record: PodRecord) -> str:
     return "; ".join([*parts, "sandbox ready" if sandbox is not None and sandbox.ready else "no sandbox"])
 
 
-def _why(status: PodStatus) -> str:
+def _reason(status: PodStatus) -> str:
+    """Return the reasons in a status: that of the pod, and those of its conditions that are not true."""
     reasons = [
         f"{condition.type}: {condition.reason} {condition.message}".rstrip()
         for condition in status.conditions or ()
         if condition.status != "True" and condition.reason
     ]
-    said = f"{status.reason}: {status.message}" if status.reason else ""
-    return "; ".join(part for part in (said, *reasons) if part) or "as /pods shows it"
+    of_pod = f"{status.reason}: {status.message}" if status.reason else ""
+    return "; ".join(part for part in (of_pod, *reasons) if part) or "as /pods shows it"
