@@ -21,7 +21,7 @@ from engine.cpumanager.options import StaticOptions
 from engine.cpumanager.recent_use import RecentCpuUse
 from engine.cpumanager.shared_cpus import SharedCpus, SharingPod
 from engine.cpumanager.state import CpuState
-from engine.cpumanager.static_policy import StaticCpuPolicy, take
+from engine.cpumanager.static_policy import StaticCpuPolicy, take_by_topology
 from engine.cpumanager.system_processes import SystemProcesses
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.host.cgroupfs.mounts import find_mounts
@@ -93,7 +93,7 @@ def test_one_decision(benchmark, cpus, cpu_nodes, nodes, wanted, options):
 @pytest.mark.parametrize("wanted", [1, 8, 100, 333])
 def test_choosing_cpus(benchmark, wanted):
     topology, options = machine(512, 16), StaticOptions()
-    found = benchmark(take, topology, options, topology.cpus & ~0xFF, wanted)
+    found = benchmark(take_by_topology, topology, options, topology.cpus & ~0xFF, wanted)
     assert found.bit_count() == wanted
 
 

@@ -89,7 +89,7 @@ class EventWriter:
         self._series = EventSeries()
         self._queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE)
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         try:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:

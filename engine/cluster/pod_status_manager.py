@@ -89,7 +89,7 @@ class PodStatusManager:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._followed = True
 
-    def stop_waiting(self) -> None:
+    def stop_waiting_for_acknowledgements(self) -> None:
         """Stop waiting for the API server to acknowledge anything."""
         self._followed = False
         for known in self._pods.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.cpumanager.static_policy import StaticCpuPolicy, take
+from engine.cpumanager.static_policy import StaticCpuPolicy, take_by_topology
 from engine.topologymanager.policy import Hint
 
 
@@ -25,5 +25,5 @@ def nearest_cpus(policy: StaticCpuPolicy, held: int, free: int, count: int, hint
         left = free & cpus & ~taken
         missing = min(count - taken.bit_count(), left.bit_count())
         if missing:
-            taken |= take(topology, policy.options, left, missing // unit * unit)
+            taken |= take_by_topology(topology, policy.options, left, missing // unit * unit)
     return taken

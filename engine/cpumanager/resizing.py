@@ -14,7 +14,7 @@ from engine.api import cpu_set as cpu_sets
 from engine.api.pod import Container, Pod
 from engine.api.resources import CPU
 from engine.cpumanager.nearest import nearest_cpus
-from engine.cpumanager.static_policy import StaticCpuPolicy, take
+from engine.cpumanager.static_policy import StaticCpuPolicy, take_by_topology
 from engine.topologymanager.policy import Hint, Hints
 from engine.topologymanager.provider import CannotResize
 
@@ -93,7 +93,9 @@ def _shrunk(policy: StaticCpuPolicy, name: str, held: int, baseline: int, count:
             never=True,
         )
     _check_cores(policy, name, count)
-    return baseline | take(policy.topology, policy.options, held & ~baseline, count - baseline.bit_count())
+    return baseline | take_by_topology(
+        policy.topology, policy.options, held & ~baseline, count - baseline.bit_count()
+    )
 
 
 def _check_cores(policy: StaticCpuPolicy, name: str, count: int) -> None:

@@ -17,7 +17,7 @@ from engine.api.qos import BURSTABLE, qos_class
 from engine.api.resources import CPU, pod_requests
 from engine.cpumanager.nearest import nearest_cpus
 from engine.cpumanager.recent_use import MILLI, RecentCpuUse
-from engine.cpumanager.static_policy import StaticCpuPolicy, take
+from engine.cpumanager.static_policy import StaticCpuPolicy, take_by_topology
 from engine.topologymanager.policy import ANYWHERE
 
 
@@ -176,7 +176,9 @@ def _bounded(pool: CpuPool, milli: int, members: Sequence[SharingPod]) -> int:
 
 
 def _some_of(policy: StaticCpuPolicy, cpus: int, wanted: int) -> int:
-    return take(policy.topology, policy.options, cpus, wanted) if cpus.bit_count() > wanted else cpus
+    return (
+        take_by_topology(policy.topology, policy.options, cpus, wanted) if cpus.bit_count() > wanted else cpus
+    )
 
 
 def _grown(policy: StaticCpuPolicy, cpus: int, free: int, wanted: int) -> int:
@@ -185,7 +187,7 @@ def _grown(policy: StaticCpuPolicy, cpus: int, free: int, wanted: int) -> int:
     if not missing:
         return cpus
     if not cpus:
-        return take(policy.topology, policy.options, free, missing)
+        return take_by_topology(policy.topology, policy.options, free, missing)
     return cpus | nearest_cpus(policy, cpus, free, missing, ANYWHERE)
 
 

@@ -52,7 +52,7 @@ def reserved_cpus(topology: CpuTopology, options: StaticOptions, amount: Quantit
     """
     count = check_reserved_amount(amount).value
     enough = count <= topology.cpus.bit_count()
-    reserved = named or (take(topology, options, topology.cpus, count) if enough else 0)
+    reserved = named or (take_by_topology(topology, options, topology.cpus, count) if enough else 0)
     if reserved.bit_count() != count or reserved & ~topology.cpus:
         raise InvalidInput(
             "[cpumanager] unable to reserve the required amount of CPUs "
@@ -62,7 +62,7 @@ def reserved_cpus(topology: CpuTopology, options: StaticOptions, amount: Quantit
     return reserved
 
 
-def take(topology: CpuTopology, options: StaticOptions, available: int, count: int) -> int:
+def take_by_topology(topology: CpuTopology, options: StaticOptions, available: int, count: int) -> int:
     """Choose `count` of the available CPUs according to the options; raises `AllocationError` if there are
     too few.
     """
@@ -295,7 +295,7 @@ class StaticCpuPolicy:
         return self.topology.of_sockets_of(nodes) if self.options.by_socket else self.topology.of_nodes(nodes)
 
     def _take(self, available: int, count: int) -> int:
-        return take(self.topology, self.options, available, count)
+        return take_by_topology(self.topology, self.options, available, count)
 
     def _check_whole_cores(self, count: int) -> None:
         threads = self.topology.threads_per_core

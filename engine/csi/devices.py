@@ -42,7 +42,7 @@ class Devices:
         published = self.of_pod(uid, volume.name)
         make(self._root, published.data)
         if volume_data.read(published.data) != data:
-            volume_data.keep_device(published.data, volume.name, data, self._node)
+            volume_data.write_device(published.data, volume.name, data, self._node)
         make(self._root, published.target.parent)
         links = paths.pods_devices(self._root, uid)
         make(self._root, links)
@@ -58,7 +58,7 @@ class Devices:
         """Return ''; a device has no files."""
         return ""
 
-    def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
+    def check(self, target: Path, volume: CsiVolume, capabilities: DriverCapabilities) -> None:
         """Check that the target is a block device, or a link to one."""
         try:
             is_device = stat.S_ISBLK(target.stat().st_mode)

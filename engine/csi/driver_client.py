@@ -95,12 +95,12 @@ class CsiDriverClient:
             gives_to_group=_RPC.VOLUME_MOUNT_GROUP in found,
         )
 
-    async def stage(self, volume: CsiVolume, able: DriverCapabilities, staging: Path) -> None:
+    async def stage(self, volume: CsiVolume, capabilities: DriverCapabilities, staging: Path) -> None:
         request = wire.NodeStageVolumeRequest(
             volume_id=volume.handle,
             publish_context=volume.attachment,
             staging_target_path=str(staging),
-            volume_capability=_wanted(volume, able),
+            volume_capability=_volume_capability(volume, capabilities),
             secrets=volume.secrets,
             volume_context=volume.attributes,
         )
@@ -111,14 +111,14 @@ class CsiDriverClient:
         await self._call("NodeUnstageVolume", request, wire.NodeUnstageVolumeResponse)
 
     async def publish(
-        self, volume: CsiVolume, able: DriverCapabilities, target: Path, staging: Path | None
+        self, volume: CsiVolume, capabilities: DriverCapabilities, target: Path, staging: Path | None
     ) -> None:
         request = wire.NodePublishVolumeRequest(
             volume_id=volume.handle,
             publish_context=volume.attachment,
             staging_target_path=_text(staging),
             target_path=str(target),
-            volume_capability=_wanted(volume, able),
+            volume_capability=_volume_capability(volume, capabilities),
             readonly=volume.read_only,
             secrets=volume.secrets,
             volume_context=volume.attributes,
@@ -130,7 +130,7 @@ class CsiDriverClient:
         await self._call("NodeUnpublishVolume", request, wire.NodeUnpublishVolumeResponse)
 
     async def expand(
-        self, volume: CsiVolume, able: DriverCapabilities, target: Path, staging: Path, size: int
+        self, volume: CsiVolume, capabilities: DriverCapabilities, target: Path, staging: Path, size: int
     ) -> None:
         """Expand the volume to a number of bytes."""
         request = wire.NodeExpandVolumeRequest(
@@ -138,12 +138,12 @@ class CsiDriverClient:
             volume_path=str(target),
             capacity_range=wire.CapacityRange(required_bytes=size),
             staging_target_path=str(staging),
-            volume_capability=_wanted(volume, able),
+            volume_capability=_volume_capability(volume, capabilities),
             secrets=volume.secrets,
         )
         await self._call("NodeExpandVolume", request, wire.NodeExpandVolumeResponse)
 
-    async def usage(self, handle: str, able: DriverCapabilities, target: Path) -> VolumeUsage:
+    async def usage(self, handle: str, capabilities: DriverCapabilities, target: Path) -> VolumeUsage:
         request = wire.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=str(target))
         answer = await self._call("NodeGetVolumeStats", request, wire.NodeGetVolumeStatsResponse)
         reported = islice(answer.usage, MAX_ENTRIES)
@@ -152,7 +152,9 @@ class CsiDriverClient:
         return VolumeUsage(
             amounts.get(wire.VolumeUsage.BYTES, Amounts()),
             amounts.get(wire.VolumeUsage.INODES, Amounts()),
-            VolumeCondition(condition.abnormal, condition.message) if able.reports_condition else None,
+            VolumeCondition(condition.abnormal, condition.message)
+            if capabilities.reports_condition
+            else None,
         )
 
     async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
@@ -171,9 +173,9 @@ class CsiDriverClient:
             self._lasted.observe(lasted, self._name, f"{_NODE}{method}", name, "false")
 
 
-def _wanted(volume: CsiVolume, able: DriverCapabilities) -> wire.VolumeCapability:
+def _volume_capability(volume: CsiVolume, capabilities: DriverCapabilities) -> wire.VolumeCapability:
     # A driver with this capability distinguishes one pod from several on the node.
-    modes = _MODES_OF_MULTI_WRITERS if able.multi_writer else _MODES
+    modes = _MODES_OF_MULTI_WRITERS if capabilities.multi_writer else _MODES
     mode = modes.get(volume.access_mode)
     if mode is None:
         raise Refused(f"unknown access mode {volume.access_mode}")
@@ -185,13 +187,13 @@ def _wanted(volume: CsiVolume, able: DriverCapabilities) -> wire.VolumeCapabilit
         mount=wire.VolumeCapability.MountVolume(
             fs_type=volume.fs_type,
             mount_flags=[*volume.mount_options, *mount_option(volume.label)],
-            volume_mount_group=_group(volume, able),
+            volume_mount_group=_group(volume, capabilities),
         ),
     )
 
 
-def _group(volume: CsiVolume, able: DriverCapabilities) -> str:
-    return str(volume.group) if able.gives_to_group and volume.group is not None else ""
+def _group(volume: CsiVolume, capabilities: DriverCapabilities) -> str:
+    return str(volume.group) if capabilities.gives_to_group and volume.group is not None else ""
 
 
 def _text(path: Path | None) -> str:

@@ -44,10 +44,10 @@ class CsiDrivers:
         self._registry = registry
         self._known: dict[str, _Registered] = {}
         self._news = asyncio.Event()
-        self._came: list[Callable[[str], None]] = []
+        self._on_registration: list[Callable[[str], None]] = []
 
-    def on_arrival(self, came: Callable[[str], None]) -> None:
-        self._came.append(came)
+    def on_registration(self, callback: Callable[[str], None]) -> None:
+        self._on_registration.append(callback)
 
     def names(self) -> list[str]:
         return sorted(self._known)
@@ -137,8 +137,8 @@ class CsiDrivers:
     def _notify(self, name: str) -> None:
         self._news.set()
         self._news = asyncio.Event()
-        for came in self._came:
-            came(name)
+        for callback in self._on_registration:
+            callback(name)
 
 
 def highest_version(versions: Sequence[str]) -> tuple[int, ...] | None:

@@ -40,17 +40,17 @@ class FileSystems:
         directory = paths.published(self._root, uid, volume.name)
         make(self._root, directory)
         if volume_data.read(directory) != data:
-            volume_data.keep_published(directory, volume.name, data, volume.mode, self._node)
+            volume_data.write_published(directory, volume.name, data, volume.mode, self._node)
 
     def prepare(self, staged: Staged, label: str) -> None:
         make(self._root, staged.path)
-        volume_data.keep_staged(staged.data, VolumeData(staged.driver, staged.handle, label=label))
+        volume_data.write_staged(staged.data, VolumeData(staged.driver, staged.handle, label=label))
 
     def label(self, staged: Staged) -> str:
         data = volume_data.read(staged.data)
         return data.label if data is not None else ""
 
-    def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
+    def check(self, target: Path, volume: CsiVolume, capabilities: DriverCapabilities) -> None:
         """Check that the target is a directory, and set the fsGroup's ownership if the node must."""
         with opened_parent(target, self._root) as (parent, name):
             try:
@@ -59,7 +59,7 @@ class FileSystems:
                 text = f"the driver did not create a directory there: {error.strerror}"
                 raise Refused(text, subject=str(target), errno=error.errno) from error
             try:
-                if volume.belongs_to_group and volume.group is not None and not able.gives_to_group:
+                if volume.belongs_to_group and volume.group is not None and not capabilities.gives_to_group:
                     share_tree(top, volume.group, volume.group_change_policy)
             except OSError as error:
                 text = f"applyFSGroup failed for vol {volume.handle}: {error.strerror}"

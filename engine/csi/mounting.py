@@ -48,12 +48,12 @@ class Mounting:
         self._drivers = drivers
         self._attachments = attachments
         self._working = tasks.passing("csi-unstage")
-        self._turns: WeakValueDictionary[Staged, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[Staged, asyncio.Lock] = WeakValueDictionary()
         self._ready: set[Staged] = set()
         self._published: set[Path] = set()
         self._to_unstage: set[Staged] = set()
         self._unstaging: set[Staged] = set()
-        drivers.on_arrival(self._came)
+        drivers.on_registration(self._driver_registered)
 
     async def adopt_staged(self) -> None:
         """Report volumes that an earlier agent left staged as in use. Raises `Refused`."""
@@ -70,22 +70,28 @@ class Mounting:
 
     # Mounting
 
-    async def take(self, uid: str, volume: CsiVolume, *, alone: bool) -> bool:
-        """Reserve a persistent volume for a pod; with `alone`, return False if another pod has it.
+    async def reserve(self, uid: str, volume: CsiVolume, *, exclusive: bool) -> bool:
+        """Reserve a persistent volume for a pod; with `exclusive`, return False if another pod has it.
 
         Raises `Refused` or `OSError`.
         """
         staged, on_disk = self._staged(volume), self._kinds[volume.block]
-        async with self._turn(staged):
+        async with self._lock(staged):
             # ReadWriteOncePod: read from disk, since a pod that an earlier agent started may still have the
             # volume.
-            if alone and await asyncio.to_thread(on_disk.users, staged) - {uid}:
+            if exclusive and await asyncio.to_thread(on_disk.users, staged) - {uid}:
                 return False
             await asyncio.to_thread(on_disk.mark, uid, volume, _data(volume))
         return True
 
     async def stage(
-        self, uid: str, volume: CsiVolume, driver: CsiDriver, able: DriverCapabilities, *, attached: bool
+        self,
+        uid: str,
+        volume: CsiVolume,
+        driver: CsiDriver,
+        capabilities: DriverCapabilities,
+        *,
+        attached: bool,
     ) -> None:
         """Stage a persistent volume that the pod `uid` has reserved.
 
@@ -93,11 +99,11 @@ class Mounting:
         `OSError`.
         """
         staged, on_disk = self._staged(volume), self._kinds[volume.block]
-        async with self._turn(staged):
+        async with self._lock(staged):
             if await asyncio.to_thread(on_disk.label, staged) != volume.label:
                 # The kernel labels a file system when it is mounted, so another label needs another mount.
                 # Only volumes of a single pod are mounted with a label, and the pod of the old label is gone.
-                await self._unstage_for(uid, staged, driver, able)
+                await self._unstage_for(uid, staged, driver, capabilities)
             if staged in self._ready:
                 return
             # Recorded before the driver is called: after a crash in between, the next agent must know what to
@@ -107,9 +113,9 @@ class Mounting:
                 self._use(staged)
             else:
                 self._release(staged)
-            if able.stages:
+            if capabilities.stages:
                 try:
-                    await driver.stage(volume, able, staged.path)
+                    await driver.stage(volume, capabilities, staged.path)
                 except CsiDriverFailed as error:
                     # After any other error the driver may still be staging, so the directory stays until an
                     # unstage call (CSI: the state of the volume is unknown).
@@ -120,7 +126,7 @@ class Mounting:
             self._ready.add(staged)
 
     async def _unstage_for(
-        self, uid: str, staged: Staged, driver: CsiDriver, able: DriverCapabilities
+        self, uid: str, staged: Staged, driver: CsiDriver, capabilities: DriverCapabilities
     ) -> None:
         """Unstage a volume that only the pod `uid` has reserved, so that it can be staged differently."""
         on_disk = self._kinds[staged.block]
@@ -130,12 +136,12 @@ class Mounting:
             raise Refused("it is mounted with another SELinux label for another pod")
         # Discarded before the call: even if unstaging fails, the volume must be staged again before use.
         self._ready.discard(staged)
-        if able.stages:
+        if capabilities.stages:
             await driver.unstage(staged.handle, staged.path)
         await asyncio.to_thread(on_disk.clear_staged, staged)
 
     async def publish(
-        self, uid: str, volume: CsiVolume, driver: CsiDriver, able: DriverCapabilities, *, again: bool
+        self, uid: str, volume: CsiVolume, driver: CsiDriver, capabilities: DriverCapabilities, *, again: bool
     ) -> Path:
         """Publish the volume and return its path; with `again` the driver is called even if it is published.
 
@@ -149,23 +155,23 @@ class Mounting:
         if before and not again:
             return target
         staging = None
-        if volume.persistent and (able.stages or volume.block):
+        if volume.persistent and (capabilities.stages or volume.block):
             staging = self.staging(volume)
         await asyncio.to_thread(on_disk.mark, uid, volume, _data(volume))
         try:
-            await driver.publish(volume, able, target, staging)
+            await driver.publish(volume, capabilities, target, staging)
         except CsiDriverFailed as error:
             # A persistent volume keeps its directory and its record: the pod's removal unpublishes it.
             if error.final and not before and not volume.persistent:
                 await asyncio.to_thread(on_disk.clear_published, published)
             raise
-        await to_own_thread(on_disk.check, target, volume, able)
+        await to_own_thread(on_disk.check, target, volume, capabilities)
         self._published.add(target)
         return target
 
     # Unmounting
 
-    async def withdraw(self, uid: str) -> None:
+    async def tear_down(self, uid: str) -> None:
         """Unpublish all volumes of a pod that no longer runs. Volumes that no pod uses are unstaged in the
         background.
 
@@ -205,9 +211,9 @@ class Mounting:
         self._to_unstage.add(staged)
         if staged not in self._unstaging:
             self._unstaging.add(staged)
-            self._working.start(self._unstage_while_asked(staged), staged.handle)
+            self._working.start(self._unstage_while_requested(staged), staged.handle)
 
-    async def _unstage_while_asked(self, staged: Staged) -> None:
+    async def _unstage_while_requested(self, staged: Staged) -> None:
         """Unstage until no request is pending. There must be no await between the last check and the removal
         from `_unstaging`, or a request would be lost.
         """
@@ -222,7 +228,7 @@ class Mounting:
             # Discarded before the work, so that a request that arrives meanwhile leads to another round.
             self._to_unstage.discard(staged)
             try:
-                async with self._turn(staged):
+                async with self._lock(staged):
                     await self._unstage(staged)
             except (Refused, OSError) as error:
                 failures += 1
@@ -238,7 +244,7 @@ class Mounting:
         registers.
         """
         on_disk = self._kinds[staged.block]
-        # `take` holds the same lock, so no pod can reserve the volume after this check.
+        # `reserve` holds the same lock, so no pod can reserve the volume after this check.
         if await asyncio.to_thread(on_disk.users, staged) or staged.driver not in self._drivers.names():
             return
         self._ready.discard(staged)
@@ -249,7 +255,7 @@ class Mounting:
         await asyncio.to_thread(on_disk.clear_staged, staged)
         self._release(staged)
 
-    def _came(self, driver: str) -> None:
+    def _driver_registered(self, driver: str) -> None:
         self._working.keep(lambda: self._sweep(driver), driver)
 
     async def _sweep(self, driver: str) -> None:
@@ -263,8 +269,8 @@ class Mounting:
     def _staged(self, volume: CsiVolume) -> Staged:
         return self._kinds[volume.block].staged(volume.name, _data(volume))
 
-    def _turn(self, staged: Staged) -> asyncio.Lock:
-        return self._turns.setdefault(staged, asyncio.Lock())
+    def _lock(self, staged: Staged) -> asyncio.Lock:
+        return self._locks.setdefault(staged, asyncio.Lock())
 
     def _use(self, staged: Staged) -> None:
         self._attachments.use(paths.unique_name(staged.driver, staged.handle), str(staged.path))

@@ -66,7 +66,7 @@ class OnDisk(Protocol):
     def label(self, staged: Staged) -> str:
         """Return the SELinux label that the volume is staged with, '' for none."""
 
-    def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
+    def check(self, target: Path, volume: CsiVolume, capabilities: DriverCapabilities) -> None:
         """Check that the driver has published a volume of the right kind, and set its fsGroup if needed."""
 
     def published(self, uid: str) -> list[Published]: ...

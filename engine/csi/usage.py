@@ -89,8 +89,8 @@ class VolumeUsages:
     async def _measure(self, name: str, handle: str, path: Path) -> VolumeUsage | None:
         try:
             driver = self._drivers.get(name)
-            able = await driver.capabilities()
-            return await driver.usage(handle, able, path) if able.reports_usage else None
+            capabilities = await driver.capabilities()
+            return await driver.usage(handle, capabilities, path) if capabilities.reports_usage else None
         except Refused as error:
             log.info("driver %s does not report the usage of volume %s: %s", name, handle, error)
             return None

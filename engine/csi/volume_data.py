@@ -33,19 +33,19 @@ class VolumeData(msgspec.Struct, frozen=True):
     label: str = ""
 
 
-def keep_published(directory: Path, name: str, data: VolumeData, mode: str, node: str) -> None:
+def write_published(directory: Path, name: str, data: VolumeData, mode: str, node: str) -> None:
     """Write the file next to one pod's mount. Raises `Refused`."""
-    _keep(directory, {**_published(name, data, node), "volumeLifecycleMode": mode, **_label(data)})
+    _write(directory, {**_published(name, data, node), "volumeLifecycleMode": mode, **_label(data)})
 
 
-def keep_device(directory: Path, name: str, data: VolumeData, node: str) -> None:
+def write_device(directory: Path, name: str, data: VolumeData, node: str) -> None:
     """Write the file of a block volume, for all pods. Raises `Refused`."""
-    _keep(directory, _published(name, data, node))
+    _write(directory, _published(name, data, node))
 
 
-def keep_staged(directory: Path, data: VolumeData) -> None:
+def write_staged(directory: Path, data: VolumeData) -> None:
     """Write the file next to the mount for all pods. Raises `Refused`."""
-    _keep(directory, {"driverName": data.driver, "volumeHandle": data.handle, **_label(data)})
+    _write(directory, {"driverName": data.driver, "volumeHandle": data.handle, **_label(data)})
 
 
 def read(directory: Path) -> VolumeData | None:
@@ -88,5 +88,5 @@ def _read(path: Path) -> dict[str, str]:
     return msgspec.json.decode(data, type=dict[str, str])
 
 
-def _keep(directory: Path, record: dict[str, str]) -> None:
+def _write(directory: Path, record: dict[str, str]) -> None:
     replace_file(directory / paths.DATA, encode_json_sorted(record) + b"\n")

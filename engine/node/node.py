@@ -101,7 +101,7 @@ class NodeAgent:
         Raises `Refused` if another agent holds the root directory or a kubelet serves its sockets.
         """
         if self._lock is None:
-            self._take_root()
+            self._lock_root()
             refuse_served_sockets(self.root)
 
     async def start(self, serve: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -165,7 +165,7 @@ class NodeAgent:
         """End a pod for good; implements `engine.api.lifecycle.KillPod`."""
         await self.running.pods.kill(pod, end)
 
-    def _take_root(self) -> None:
+    def _lock_root(self) -> None:
         """Lock the root directory, which only one agent may use."""
         try:
             self.root.mkdir(mode=0o750, parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ class MachineWait:
         self._reported = ""
         self._until: float | None = None
 
-    async def goes_on(self, rejected: AdmissionRejected) -> bool:
+    async def wait_for_retry(self, rejected: AdmissionRejected) -> bool:
         """Return when admission may be tried again; False if the time is over."""
         now = asyncio.get_running_loop().time()
         if self._until is None:

@@ -321,17 +321,17 @@ class PodManager:
         wait = self._admission.wait_for_machine(worker.waits_for)
         while True:
             try:
-                await self._take_in(worker)
+                await self._admit_once(worker)
             except AdmissionRejected as rejected:
                 if not is_of_the_machine(rejected):
                     raise
-                if not await wait.goes_on(rejected):
+                if not await wait.wait_for_retry(rejected):
                     self._try_again_later()
                     raise
             else:
                 return
 
-    async def _take_in(self, worker: PodWorker) -> None:
+    async def _admit_once(self, worker: PodWorker) -> None:
         pod = worker.pod
         await self._admission.ready_to_judge(pod, worker.waits_for)
         verdict = await _or_rejected(pod, self._judge(pod))

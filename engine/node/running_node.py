@@ -330,7 +330,7 @@ class RunningNode:
         await wait_until_available(self._take_over_records)
         self.managers.devices.claim()
         if (ids := await subordinate_ids()) is not None:
-            self._users.take_from(ids, self._context.config.max_pods)
+            self._users.use_ids(ids, self._context.config.max_pods)
         for keeper in self._decision_keepers:
             await keeper.start()
         self._cgroups.start()
@@ -396,7 +396,7 @@ class RunningNode:
     async def remove_all_pods(self) -> None:
         """End every pod, remove its cgroups and files, and return when nothing is left."""
         await self._stop_sources()
-        self._control_plane.stop_waiting()
+        self._control_plane.stop_waiting_for_acknowledgements()
         await self.pods.remove_all()
         self._cgroups.remove_all(kill=True, wait=2.0)
 

@@ -116,7 +116,7 @@ async def test_an_event_that_a_deleted_namespace_refuses_is_no_warning(
     with caplog.at_level(logging.DEBUG, "kubengine.cluster"):
         for number, (writers_client, pod) in enumerate(refused, start=1):
             writer = EventWriter(writers_client, "n1", TokenBucket(1000.0, 1000))
-            writer.take(make_event(pod=pod))
+            writer.add(make_event(pod=pod))
             running = asyncio.create_task(writer.run())
             await eventually(partial(has_lost, number))
             running.cancel()

@@ -257,7 +257,7 @@ class MisledDetector:
 
     def __init__(self) -> None:
         self.misled = False
-        self._take = static_policy.take
+        self._take = static_policy.take_by_topology
 
     def take(self, topology: CpuTopology, options: Any, available: int, count: int) -> int:
         layout = topology.layout
@@ -271,7 +271,7 @@ class MisledDetector:
 @pytest.fixture
 def detector(monkeypatch: pytest.MonkeyPatch) -> MisledDetector:
     detector = MisledDetector()
-    monkeypatch.setattr(static_policy, "take", detector.take)
+    monkeypatch.setattr(static_policy, "take_by_topology", detector.take)
     return detector
 
 

@@ -24,7 +24,7 @@ from engine.cpumanager.restoring import LostCpus, RestoredCpus
 from engine.cpumanager.state import CpuState
 from engine.cri.records import PodRecord
 from engine.csi.paths import device_data
-from engine.csi.volume_data import VolumeData, keep_device, keep_published
+from engine.csi.volume_data import VolumeData, write_device, write_published
 from engine.devices.checkpoint import Checkpoint, CheckpointEntry
 from engine.dra.table import ClaimState, PreparedDevice
 from engine.memorymanager.restoring import LostMemory, RestoredMemory
@@ -156,12 +156,12 @@ def test_published_volumes_are_found_and_a_damaged_record_stops(tmp_path: Path) 
     for name in ("good", "bad", "without"):
         (volumes / name).mkdir(parents=True)
     data = VolumeData("sample.csi.example.com", "vol-1")
-    keep_published(volumes / "good", "good", data, "Persistent", "n1")
+    write_published(volumes / "good", "good", data, "Persistent", "n1")
     (volumes / "bad" / "vol_data.json").write_text('{"driverName": "sample.csi')
     device = tmp_path / "pods" / "uid-p" / "volumeDevices" / "kubernetes.io~csi" / "raw"
     device.mkdir(parents=True)
     (device_data(tmp_path, "raw")).mkdir(parents=True)
-    keep_device(device_data(tmp_path, "raw"), "raw", VolumeData("sample.csi.example.com", "vol-2"), "n1")
+    write_device(device_data(tmp_path, "raw"), "raw", VolumeData("sample.csi.example.com", "vol-2"), "n1")
     found, findings = csi_volumes(tmp_path)
     assert [(one.uid, one.name, one.handle) for one in found] == [
         ("uid-p", "good", "vol-1"), ("uid-p", "raw", "vol-2"),

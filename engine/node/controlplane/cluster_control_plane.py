@@ -205,8 +205,8 @@ class ClusterControlPlane:
         """Stop following the pods of the API."""
         await self._follow.stop()
 
-    def stop_waiting(self) -> None:
-        self._pods.stop_waiting()
+    def stop_waiting_for_acknowledgements(self) -> None:
+        self._pods.stop_waiting_for_acknowledgements()
 
     async def stop(self) -> None:
         await self.unfollow_pods()
@@ -221,7 +221,7 @@ class ClusterControlPlane:
 
     def send_event(self, event: Event) -> None:
         """Send an event to the API server."""
-        self._events.take(event)
+        self._events.add(event)
 
     def manifests_changed(self, pods: Sequence[Pod]) -> None:
         """Set the static pods, which mirror pods represent in the API."""
@@ -231,9 +231,9 @@ class ClusterControlPlane:
         """Report a pod's changed status; `may_run` is false once none of its containers runs or will run."""
         self._pods.pod_changed(pod, may_run=may_run)
 
-    async def end_known(self, pod: Pod) -> None:
+    async def wait_final_status(self, pod: Pod) -> None:
         """Wait until the server has the final status of a pod that uses no resources of the node."""
-        await self._pods.end_known(pod)
+        await self._pods.wait_final_status(pod)
 
     def conditions_changed(self) -> None:
         """Update the node's status now instead of at the next period."""

@@ -294,7 +294,7 @@ class ControlPlane(Protocol):
     async def unfollow_pods(self) -> None:
         """Stop following the pods of the cluster."""
 
-    def stop_waiting(self) -> None:
+    def stop_waiting_for_acknowledgements(self) -> None:
         """Stop waiting for the API server to acknowledge terminated pods."""
 
     def conditions_changed(self) -> None:
@@ -306,7 +306,7 @@ class ControlPlane(Protocol):
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
         """Handle a pod's changed status; `may_run` is false once none of its containers runs or will run."""
 
-    async def end_known(self, pod: Pod) -> None:
+    async def wait_final_status(self, pod: Pod) -> None:
         """Wait until the pod's source has its final status. The pod uses no resources of the node by then."""
 
 
@@ -330,7 +330,7 @@ class NoControlPlane:
 
     async def unfollow_pods(self) -> None: ...
 
-    def stop_waiting(self) -> None: ...
+    def stop_waiting_for_acknowledgements(self) -> None: ...
 
     def conditions_changed(self) -> None: ...
 
@@ -338,4 +338,4 @@ class NoControlPlane:
 
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None: ...
 
-    async def end_known(self, pod: Pod) -> None: ...
+    async def wait_final_status(self, pod: Pod) -> None: ...

@@ -213,7 +213,7 @@ class ImageAccess:
         ours = self._records.is_ours(image, reference)
         if not must_verify(self._policy, self._allowed, image, ours=ours):
             return False, None
-        return True, self._records.who_may_use(image, reference)
+        return True, self._records.pull_credentials(image, reference)
 
     async def _has_one_of(self, pod: Pod, image: str, reference: str, known: PullCredentials) -> bool:
         """Tell whether the pod has a recorded credential, or one from a recorded secret, whose content may
@@ -252,20 +252,20 @@ class ImageAccess:
             found += keyring(await self._programs(repository, pod, self._objects)).lookup(repository)
         return found
 
-    async def begins(self, image: str) -> None:
+    async def record_pull_intent(self, image: str) -> None:
         """Record the intention to pull. Raises `Refused` if that cannot be stored."""
         try:
-            await asyncio.to_thread(self._records.begins, image)
+            await asyncio.to_thread(self._records.record_pull_intent, image)
         except (Refused, OSError) as error:
             text = f'Failed to record image pull intent for container image "{image}"'
             raise Refused(f"{text}: {error}") from error
 
-    async def failed(self, image: str) -> None:
-        await asyncio.to_thread(self._records.failed, image)
+    async def record_image_pull_failed(self, image: str) -> None:
+        await asyncio.to_thread(self._records.record_image_pull_failed, image)
 
-    async def came(self, image: str, reference: str, credential: Credential | None) -> None:
+    async def record_image_pulled(self, image: str, reference: str, credential: Credential | None) -> None:
         try:
-            await asyncio.to_thread(self._records.came, image, reference, credential)
+            await asyncio.to_thread(self._records.record_image_pulled, image, reference, credential)
         except (Refused, OSError) as error:
             log.error("image %s: its pull record cannot be stored: %s", image, error)
 

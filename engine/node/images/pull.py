@@ -212,7 +212,7 @@ class ImagePuller:
             # Recorded before the slot is released, so that the next waiting pod finds the credential's
             # record.
             if found is not None:
-                await self._access.came(wanted.image, found.reference, credential)
+                await self._access.record_image_pulled(wanted.image, found.reference, credential)
         if found is None:
             text = f"{wanted.named} was pulled but the runtime does not have it"
             raise StartRefused(Waiting("ImageInspectError", text), event="InspectFailed")
@@ -237,7 +237,7 @@ class ImagePuller:
             found = await self._runtime.image_status(image)
             if found is None:
                 raise Refused("it was pulled but the runtime does not have it", subject=f"image {image!r}")
-            await self._access.came(image, found.id, credential)
+            await self._access.record_image_pulled(image, found.id, credential)
 
     def retry_in(self, pod: Pod, container: Container) -> float:
         """Return the seconds until the pulls that a container needs may be tried again."""
@@ -274,7 +274,7 @@ class ImagePuller:
             raise Refused("pull QPS exceeded")
         # Recorded before the pull: if the agent crashes, the image must not count as preloaded, which every
         # pod may use (KEP-2535).
-        await self._access.begins(image)
+        await self._access.record_pull_intent(image)
         try:
             credentials: Sequence[Credential | None] = await self._access.credentials(pod, image) or [None]
             refusals: list[Refused] = []
@@ -288,10 +288,10 @@ class ImagePuller:
                 else:
                     return credential
         except BaseException:
-            await self._access.failed(image)
+            await self._access.record_image_pull_failed(image)
             raise
         # Remove the intent, or the image would count as pulled with unknown credentials.
-        await self._access.failed(image)
+        await self._access.record_image_pull_failed(image)
         answers = [_answer(error) for error in refusals]
         raise Refused(answers[0] if len(answers) == 1 else f"[{', '.join(answers)}]")
 

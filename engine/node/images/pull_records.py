@@ -104,7 +104,7 @@ class PullRecords:
         finally:
             self.edition = object()
 
-    def begins(self, image: str) -> None:
+    def record_pull_intent(self, image: str) -> None:
         """Record the intent to pull. Raises `Refused`; the caller must not pull then."""
         self._pulling.mkdir(mode=0o700, parents=True, exist_ok=True)
         intent = {"kind": "ImagePullIntent", "apiVersion": API_VERSION, "image": image}
@@ -112,7 +112,7 @@ class PullRecords:
             replace_file(_file(self._pulling, image), to_json(intent))
             self._under_way[image] = self._under_way.get(image, 0) + 1
 
-    def failed(self, image: str) -> None:
+    def record_image_pull_failed(self, image: str) -> None:
         """Record that the pull failed."""
         left = self._under_way.get(image, 1) - 1
         if left > 0:
@@ -123,10 +123,10 @@ class PullRecords:
             with suppress(OSError):
                 _file(self._pulling, image).unlink(missing_ok=True)
 
-    def came(self, image: str, reference: str, credential: Credential | None) -> None:
+    def record_image_pulled(self, image: str, reference: str, credential: Credential | None) -> None:
         """Record a successful pull, with the credential if any. Raises `Refused`; the intent remains then."""
-        self.allow(image, reference, _who(credential))
-        self.failed(image)
+        self.allow(image, reference, _pull_credentials(credential))
+        self.record_image_pull_failed(image)
 
     def is_ours(self, image: str, reference: str) -> bool:
         """Return whether the node pulled the image, or began to pull it."""
@@ -135,7 +135,8 @@ class PullRecords:
         intent = _read(_file(self._pulling, image), _intents)
         return intent is not None and intent.image == image
 
-    def who_may_use(self, image: str, reference: str) -> PullCredentials | None:
+    def pull_credentials(self, image: str, reference: str) -> PullCredentials | None:
+        """Return the recorded credentials of a pulled image; None without a record of the image name."""
         record = self._record(reference)
         return (record.credential_mapping or {}).get(without_tag(image)) if record is not None else None
 
@@ -182,7 +183,7 @@ class PullRecords:
         # Removed last, so that after a crash the next agent repeats the steps above. The intents of other
         # images stay until they are pulled: a runtime may list them by a longer name, or still be pulling.
         for name in found:
-            self.failed(name)
+            self.record_image_pull_failed(name)
         self.prune(ids, math.inf)
 
     def prune(self, present: Collection[str], looked_at: float) -> None:
@@ -235,7 +236,7 @@ def without_tag(image: str) -> str:
     return repository if colon and "/" not in tag else name
 
 
-def _who(credential: Credential | None) -> PullCredentials:
+def _pull_credentials(credential: Credential | None) -> PullCredentials:
     if credential is not None and credential.account is not None:
         account = credential.account
         known = PullServiceAccount(account.uid, account.namespace, account.name)

@@ -62,9 +62,9 @@ class ApiPods:
     async def run(self) -> None:
         await self._watch.run()
 
-    def stop_waiting(self) -> None:
+    def stop_waiting_for_acknowledgements(self) -> None:
         """Stop waiting for the API server to acknowledge statuses."""
-        self._writer.stop_waiting()
+        self._writer.stop_waiting_for_acknowledgements()
 
     async def stop(self) -> None:
         await self._mirrors.stop()
@@ -80,7 +80,7 @@ class ApiPods:
         if uid:
             self._writer.report(uid, pod.status, may_run=may_run)
 
-    async def end_known(self, pod: Pod) -> None:
+    async def wait_final_status(self, pod: Pod) -> None:
         if is_static(pod):
             self._static_ended(pod)
         else:

@@ -59,8 +59,8 @@ class UserNamespaceAllocator:
         self._length = ids_per_pod
         self._ids = range(ids_per_pod, _ALL_IDS)
 
-    def take_from(self, ids: range, most_pods: int) -> None:
-        """Take new ranges from `ids`; pods keep the ranges that they have.
+    def use_ids(self, ids: range, most_pods: int) -> None:
+        """Allocate new ranges from `ids`; pods keep the ranges that they have.
 
         Raises `InvalidInput` if the ids are not whole ranges, include ids of the host's own users, or are
         too few for the number of pods.

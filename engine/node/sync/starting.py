@@ -53,27 +53,27 @@ class StartSlot:
 
     async def pause(self) -> None:
         """Give the slot back before something that may take minutes, and publish the status so far."""
-        self.give_back()
+        self.release()
         await self._publish()
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         if not self._held:
             await self._limit.acquire()
             self._held = True
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         if self._held:
             self._held = False
             self._limit.release()
 
     async def __aenter__(self) -> StartSlot:
-        await self.take()
+        await self.acquire()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.give_back()
+        self.release()
 
 
 class SandboxStarter:
@@ -180,7 +180,7 @@ class ContainerStarter:
         Holds `slot` except during pulls and the hook. The attempt number is `least_attempt` or higher. Raises
         `StartRefused` with the waiting reason for the status.
         """
-        await slot.take()
+        await slot.acquire()
         record = self._runtime.watch.pod(pod.uid)
         attempt = await self._next_attempt(pod, container, record)
         assert record.sandbox is not None
@@ -189,7 +189,7 @@ class ContainerStarter:
             images: dict[str, PresentImage] = {}
             for wanted in wanted_images(pod, container):
                 images[wanted.volume] = await self._present(pod, wanted, sandbox, slot, leases)
-            await slot.take()
+            await slot.acquire()
             try:
                 config = await self._configs.build(
                     pod, container, volumes, record, sandbox, images, (attempt, least_attempt)
@@ -221,7 +221,7 @@ class ContainerStarter:
         _link_log(pod, container, container_id, config, sandbox)
         await self._refresh(record, container_id)
         # A postStart hook may take a day; other pods start meanwhile.
-        slot.give_back()
+        slot.release()
         await self._post_start(pod, container, container_id, record)
 
     async def _refresh(self, record: PodRecord, container_id: str) -> None:

@@ -311,7 +311,7 @@ class PodWorker:
         afterwards.
         """
         await self._sync.publish()
-        await self._services.control_plane.end_known(self._state.pod)
+        await self._services.control_plane.wait_final_status(self._state.pod)
         self._apply_event(LifeEvent.KNOWN)
 
     async def _remove(self) -> None:

@@ -89,77 +89,77 @@ class CsiVolumes:
         self, pod: Pod, volume: Volume, bound: BoundVolume | None, removal: asyncio.Event
     ) -> MountedVolume:
         """Set up a volume; stop waiting for its attachment when `removal` is set. Raises `VolumeRefused`."""
-        wanted = _wanted(pod, volume, bound)
-        making, publishing = _doing(wanted)
-        with refusing(wanted.name, making):
-            known = await self._known(wanted.driver)
-            attached = wanted.persistent and needs_attachment(known)
-            if bound is not None and spec_of(known).se_linux_mount:
-                wanted = replace(wanted, label=bound.label)
+        csi_volume = _csi_volume(pod, volume, bound)
+        making, publishing = _doing(csi_volume)
+        with refusing(csi_volume.name, making):
+            csi_driver = await self._csi_driver(csi_volume.driver)
+            attached = csi_volume.persistent and needs_attachment(csi_driver)
+            if bound is not None and spec_of(csi_driver).se_linux_mount:
+                csi_volume = replace(csi_volume, label=bound.label)
             if attached:
-                self._use(pod.uid, wanted)
-            driver = await self._driver(wanted)
-            able = await driver.capabilities()
+                self._use(pod.uid, csi_volume)
+            driver = await self._driver(csi_volume)
+            capabilities = await driver.capabilities()
         if attached:
-            waiting = f"{'MapVolume' if wanted.block else 'MountVolume'}.WaitForAttach failed"
-            with refusing(wanted.name, waiting):
+            waiting = f"{'MapVolume' if csi_volume.block else 'MountVolume'}.WaitForAttach failed"
+            with refusing(csi_volume.name, waiting):
                 try:
-                    attachment = await self._until(removal, self._attached(wanted))
+                    attachment = await self._until(removal, self._attached(csi_volume))
                 except Refused as error:
-                    if await self._limit_exceeded(wanted):
+                    if await self._limit_exceeded(csi_volume):
                         raise AttachLimitExceeded(volume.name, error.message) from error
                     raise
-                wanted = replace(wanted, attachment=attachment)
+                csi_volume = replace(csi_volume, attachment=attachment)
         source = bound.source if bound is not None else None
         if bound is not None and isinstance(source, CSIPersistentVolume):
-            with refusing(wanted.name, SET_UP_DEVICE if wanted.block else SET_UP):
-                if not await self._mounting.take(pod.uid, wanted, alone=bound.for_one_pod):
+            with refusing(csi_volume.name, SET_UP_DEVICE if csi_volume.block else SET_UP):
+                if not await self._mounting.reserve(pod.uid, csi_volume, exclusive=bound.for_one_pod):
                     raise Refused(TAKEN)
-            with refusing(wanted.name, making):
-                secret = source.node_stage_secret_ref if able.stages else None
-                staged = replace(wanted, secrets=await self._secret(secret, "NodeStageSecretRef"))
-                await self._mounting.stage(pod.uid, staged, driver, able, attached=attached)
-        with refusing(wanted.name, publishing):
+            with refusing(csi_volume.name, making):
+                secret = source.node_stage_secret_ref if capabilities.stages else None
+                staged = replace(csi_volume, secrets=await self._secret(secret, "NodeStageSecretRef"))
+                await self._mounting.stage(pod.uid, staged, driver, capabilities, attached=attached)
+        with refusing(csi_volume.name, publishing):
             # Read secrets and tokens before each call: a republishing driver needs current ones.
-            published = await self._for_publishing(pod, volume, source, wanted, known)
-            again = bool(spec_of(known).requires_republish)
-            path = await self._mounting.publish(pod.uid, published, driver, able, again=again)
+            published = await self._for_publishing(pod, volume, source, csi_volume, csi_driver)
+            again = bool(spec_of(csi_driver).requires_republish)
+            path = await self._mounting.publish(pod.uid, published, driver, capabilities, again=again)
         if again:
             self._again.setdefault(pod.uid, set()).add(volume.name)
-        relabel = not wanted.label and not wanted.read_only and not wanted.block
+        relabel = not csi_volume.label and not csi_volume.read_only and not csi_volume.block
         if bound is None or not bound.claim.metadata.name:
             return MountedVolume(path, bound, relabel)
-        expand = partial(self._expand, wanted, path)
-        return MountedVolume(path, bound, relabel, expand, online_expansion=able.expands)
+        expand = partial(self._expand, csi_volume, path)
+        return MountedVolume(path, bound, relabel, expand, online_expansion=capabilities.expands)
 
     def key(self, pod: Pod, volume: Volume, bound: BoundVolume | None) -> tuple[str, str]:
         """Return driver and handle of a volume."""
-        wanted = _wanted(pod, volume, bound)
-        return wanted.driver, wanted.handle
+        csi_volume = _csi_volume(pod, volume, bound)
+        return csi_volume.driver, csi_volume.handle
 
     def volumes_to_republish(self, uid: str) -> set[str]:
         """Return the names of a pod's volumes whose drivers want periodic NodePublishVolume calls."""
         return self._again.get(uid, set())
 
-    async def withdraw(self, uid: str) -> None:
+    async def tear_down(self, uid: str) -> None:
         """Remove all CSI volumes of a pod. Raises `Refused`."""
         self._again.pop(uid, None)
-        await self._mounting.withdraw(uid)
+        await self._mounting.tear_down(uid)
         for name in self._used.pop(uid, ()):
             self._attachments.release(name, uid)
 
-    async def _expand(self, wanted: CsiVolume, path: Path, bound: BoundVolume, size: int) -> None:
+    async def _expand(self, csi_volume: CsiVolume, path: Path, bound: BoundVolume, size: int) -> None:
         """Expand a volume. Raises `ExpansionFailed`, or `Refused` if the driver cannot be called."""
-        driver = self._drivers.get(wanted.driver)
-        able = await driver.capabilities()
-        if not able.expands:
-            text = f"NodeExpand is not supported by the CSI driver {wanted.driver}"
+        driver = self._drivers.get(csi_volume.driver)
+        capabilities = await driver.capabilities()
+        if not capabilities.expands:
+            text = f"NodeExpand is not supported by the CSI driver {csi_volume.driver}"
             raise ExpansionFailed(text, unsupported=True)
         assert isinstance(bound.source, CSIPersistentVolume)
         secrets = await self._secret(bound.source.node_expand_secret_ref, "NodeExpandSecretRef")
-        volume, staging = replace(wanted, secrets=secrets), self._mounting.staging(wanted)
+        volume, staging = replace(csi_volume, secrets=secrets), self._mounting.staging(csi_volume)
         try:
-            await driver.expand(volume, able, path, staging, size)
+            await driver.expand(volume, capabilities, path, staging, size)
         except CsiDriverFailed as failure:
             infeasible = failure.code in _INFEASIBLE
             raise ExpansionFailed(
@@ -169,52 +169,52 @@ class CsiVolumes:
                 in_use=failure.code == FAILED_PRECONDITION,
             ) from failure
 
-    def _use(self, uid: str, wanted: CsiVolume) -> None:
+    def _use(self, uid: str, csi_volume: CsiVolume) -> None:
         """Report the volume as in use before it is used, so that the controller does not detach it."""
-        name = paths.unique_name(wanted.driver, wanted.handle)
+        name = paths.unique_name(csi_volume.driver, csi_volume.handle)
         self._used.setdefault(uid, set()).add(name)
         self._attachments.use(name, uid)
 
-    async def _known(self, driver: str) -> CSIDriver | None:
+    async def _csi_driver(self, driver: str) -> CSIDriver | None:
         try:
             return await self._objects.csi_driver(driver)
         except NotFound:
             return None
 
-    async def _driver(self, wanted: CsiVolume) -> CsiDriver:
+    async def _driver(self, csi_volume: CsiVolume) -> CsiDriver:
         try:
-            return await self._drivers.wait_for(wanted.driver)
+            return await self._drivers.wait_for(csi_volume.driver)
         except Unavailable as error:
             doing = "mounter.SetUpAt failed to get CSI client"
-            if wanted.block:
+            if csi_volume.block:
                 doing = "blockMapper.SetUpDevice failed to get CSI client"
-            elif wanted.persistent:
+            elif csi_volume.persistent:
                 doing = "attacher.MountDevice failed to create newCsiDriverClient"
             raise Unavailable(f"{SAYS}{doing}: {error.message}") from error
 
     async def _until(self, removal: asyncio.Event, waiting: Coroutine[Any, Any, T]) -> T:
         """Wait for a coroutine, at most ATTACH_SECONDS and only until the removal of the pod's volumes."""
         removed = asyncio.ensure_future(removal.wait())
-        wanted = asyncio.ensure_future(waiting)
-        both: set[asyncio.Future[Any]] = {removed, wanted}
+        waiter = asyncio.ensure_future(waiting)
+        both: set[asyncio.Future[Any]] = {removed, waiter}
         try:
             await asyncio.wait(both, timeout=ATTACH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             # Checked first: both may have completed in the same turn of the event loop.
-            if wanted.done():
-                return wanted.result()
+            if waiter.done():
+                return waiter.result()
             raise Refused("timed out waiting for the condition")
         finally:
             for each in both:
                 each.cancel()
 
-    async def _attached(self, wanted: CsiVolume) -> Mapping[str, str]:
+    async def _attached(self, csi_volume: CsiVolume) -> Mapping[str, str]:
         """Return the publish context of the attachment to this node."""
-        await self._attachments.wait_until_attached(paths.unique_name(wanted.driver, wanted.handle))
-        name = paths.attachment_name(wanted.handle, wanted.driver, self._node)
+        await self._attachments.wait_until_attached(paths.unique_name(csi_volume.driver, csi_volume.handle))
+        name = paths.attachment_name(csi_volume.handle, csi_volume.driver, self._node)
         try:
             found = await self._objects.volume_attachment(name)
         except Refused as error:
-            text = f"volume {wanted.handle} has GET error for volume attachment {name}: {error.message}"
+            text = f"volume {csi_volume.handle} has GET error for volume attachment {name}: {error.message}"
             raise Refused(text) from error
         if found.metadata.deletion_timestamp is not None:
             raise Refused("volume attachment is being deleted")
@@ -222,34 +222,34 @@ class CsiVolumes:
             return found.status.attachment_metadata or {}
         if found.status.attach_error is not None:
             raise Refused(found.status.attach_error.message)
-        raise Refused(f"volume {wanted.handle} is not attached for volume attachment {name}")
+        raise Refused(f"volume {csi_volume.handle} is not attached for volume attachment {name}")
 
-    async def _limit_exceeded(self, wanted: CsiVolume) -> bool:
+    async def _limit_exceeded(self, csi_volume: CsiVolume) -> bool:
         """Tell whether the controller refused the attachment because the node's volume limit is exceeded. If
         so, refresh the driver's limit.
         """
-        name = paths.attachment_name(wanted.handle, wanted.driver, self._node)
+        name = paths.attachment_name(csi_volume.handle, csi_volume.driver, self._node)
         try:
             error = (await self._objects.volume_attachment(name)).status.attach_error
         except Refused:
             return False
         if error is None or error.error_code != RESOURCE_EXHAUSTED:
             return False
-        return await self._drivers.exhausted(wanted.driver)
+        return await self._drivers.exhausted(csi_volume.driver)
 
     async def _for_publishing(
         self,
         pod: Pod,
         volume: Volume,
         source: object,
-        wanted: CsiVolume,
-        known: CSIDriver | None,
+        csi_volume: CsiVolume,
+        csi_driver: CSIDriver | None,
     ) -> CsiVolume:
         """Return the volume with the secrets, pod info and tokens that its CSIDriver requests. Block volumes
         get no tokens.
         """
-        if not wanted.block:
-            check_mode(wanted.driver, known, wanted.mode)
+        if not csi_volume.block:
+            check_mode(csi_volume.driver, csi_driver, csi_volume.mode)
         reference = None
         if isinstance(source, CSIPersistentVolume):
             reference = source.node_publish_secret_ref
@@ -257,19 +257,21 @@ class CsiVolumes:
             name = volume.csi.node_publish_secret_ref.name
             reference = SecretReference(name=name, namespace=pod.metadata.namespace)
         secrets = await self._secret(reference, "NodePublishSecretRef")
-        attributes = dict(wanted.attributes)
-        spec = spec_of(known)
+        attributes = dict(csi_volume.attributes)
+        spec = spec_of(csi_driver)
         if spec.pod_info_on_mount:
-            attributes |= pod_info(pod, wanted.mode)
-        if wanted.block:
-            return replace(wanted, secrets=secrets, attributes=attributes)
+            attributes |= pod_info(pod, csi_volume.mode)
+        if csi_volume.block:
+            return replace(csi_volume, secrets=secrets, attributes=attributes)
         tokens = await self._tokens(pod, spec)
         # KEP-5538: many drivers log the volume context, but not the secrets.
         if spec.service_account_token_in_secrets:
             secrets |= tokens
         else:
             attributes |= tokens
-        return replace(wanted, secrets=secrets, attributes=attributes, group_policy=group_policy(known))
+        return replace(
+            csi_volume, secrets=secrets, attributes=attributes, group_policy=group_policy(csi_driver)
+        )
 
     async def _secret(self, reference: SecretReference | None, field: str) -> dict[str, str]:
         if reference is None:
@@ -303,7 +305,7 @@ def _doing(volume: CsiVolume) -> tuple[str, str]:
     return MOUNT_DEVICE if volume.persistent else SET_UP, SET_UP
 
 
-def _wanted(pod: Pod, volume: Volume, bound: BoundVolume | None) -> CsiVolume:
+def _csi_volume(pod: Pod, volume: Volume, bound: BoundVolume | None) -> CsiVolume:
     context = pod.spec.security_context
     group = context.fs_group if context is not None else None
     change = context.fs_group_change_policy if context is not None else None

@@ -105,11 +105,11 @@ class CsiStorage:
         keys = {path: self._parts.volumes.key(*volume) for path, volume in volumes.items()}
         return await self._parts.usages.of(keys)
 
-    async def withdraw(self, uid: str) -> None:
+    async def tear_down(self, uid: str) -> None:
         """Remove all CSI volumes of a pod that no longer runs. Raises `Refused`."""
         of_pod = (paths.pods_volumes(self._root, uid), paths.pods_devices(self._root, uid))
         if self._loaded or any(directory.exists() for directory in of_pod):
-            await self._parts.volumes.withdraw(uid)
+            await self._parts.volumes.tear_down(uid)
             self._parts.usages.forget(uid)
 
     async def stop(self) -> None:

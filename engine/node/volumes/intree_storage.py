@@ -133,7 +133,7 @@ class InTreeStorage:
             path = await plugin.mount_for_pod(pod.uid, name, directory, access)
         return MountedVolume(path, bound, relabel=not access.label and not access.read_only)
 
-    async def withdraw(self, uid: str) -> None:
+    async def tear_down(self, uid: str) -> None:
         """Remove all of a pod's volumes; unused disks are detached in the background. Raises `Refused`."""
         pod = self._root / "pods" / uid
         try:

@@ -170,8 +170,8 @@ class VolumeManager:
             # Mounts of subPaths keep the volumes busy, so they go first; local devices are released last,
             # when nothing of the pod is mounted any longer.
             await in_thread(pod, self._volumes.remove_sub_paths, uid)
-            await self._csi.withdraw(uid)
-            await self._in_tree.withdraw(uid)
+            await self._csi.tear_down(uid)
+            await self._in_tree.tear_down(uid)
             await in_thread(pod, remove, uid)
             await self._local.release(uid)
         if self._has_claims:

@@ -252,9 +252,9 @@ def test_an_unknown_policy_is_refused(policy: str, allowed: list[str]) -> None:
 def test_records_are_the_kubelets_and_survive_damage(tmp_path: Path) -> None:
     records = PullRecords(tmp_path, lambda: NOW)
     credential = Credential("u", "p", source=SecretSource("ns", "s", "1"))
-    records.begins(PRIVATE)
+    records.record_pull_intent(PRIVATE)
     assert records.is_ours(PRIVATE, "sha256:1")
-    records.came(PRIVATE, "sha256:1", credential)
+    records.record_image_pulled(PRIVATE, "sha256:1", credential)
     (file,) = (tmp_path / "image_manager/pulled").iterdir()
     assert oct(file.stat().st_mode)[-3:] == "600"
     assert json.loads(file.read_bytes()) == {
@@ -272,32 +272,32 @@ def test_records_are_the_kubelets_and_survive_damage(tmp_path: Path) -> None:
     }
     assert list((tmp_path / "image_manager/pulling").iterdir()) == []
     file.write_bytes(b"{")
-    assert records.who_may_use(PRIVATE, "sha256:1") is None
-    records.came(PRIVATE, "sha256:1", None)
-    known = records.who_may_use(PRIVATE, "sha256:1")
+    assert records.pull_credentials(PRIVATE, "sha256:1") is None
+    records.record_image_pulled(PRIVATE, "sha256:1", None)
+    known = records.pull_credentials(PRIVATE, "sha256:1")
     assert known is not None
     assert known.node_pods_accessible
 
 
 def test_an_image_pulled_after_the_agent_died_needs_credentials(tmp_path: Path) -> None:
-    PullRecords(tmp_path, lambda: NOW).begins(PRIVATE)
-    PullRecords(tmp_path, lambda: NOW).came("gone:1", "sha256:2", None)
+    PullRecords(tmp_path, lambda: NOW).record_pull_intent(PRIVATE)
+    PullRecords(tmp_path, lambda: NOW).record_image_pulled("gone:1", "sha256:2", None)
     records = PullRecords(tmp_path, lambda: NOW)
     records.reconcile([("sha256:1", [PRIVATE])])
     assert records.is_ours(PRIVATE, "sha256:1")
-    assert records.who_may_use(PRIVATE, "sha256:1") is None
+    assert records.pull_credentials(PRIVATE, "sha256:1") is None
     assert not records.is_ours("gone:1", "sha256:2")
     assert list((tmp_path / "image_manager/pulling").iterdir()) == []
 
 
 def test_an_image_needs_credentials_that_the_runtime_lists_late_or_by_another_name(tmp_path: Path) -> None:
     for image in ("team/app", "registry.example.com/team/late:1"):
-        PullRecords(tmp_path, lambda: NOW).begins(image)
+        PullRecords(tmp_path, lambda: NOW).record_pull_intent(image)
     records = PullRecords(tmp_path, lambda: NOW)
     records.reconcile([("sha256:1", ["docker.io/team/app:latest"])])
     assert records.is_ours("team/app", "sha256:1")
     assert records.is_ours("registry.example.com/team/late:1", "sha256:2")
-    records.came("team/app", "sha256:1", None)
+    records.record_image_pulled("team/app", "sha256:1", None)
     (left,) = (tmp_path / "image_manager/pulling").iterdir()
     assert json.loads(left.read_bytes())["image"] == "registry.example.com/team/late:1"
 
@@ -306,9 +306,9 @@ def test_records_of_deleted_images_are_removed(tmp_path: Path) -> None:
     now = NOW
     records = PullRecords(tmp_path, lambda: now)
     for reference in ("sha256:stays", "sha256:gone", "sha256:damaged"):
-        records.came("a:1", reference, None)
+        records.record_image_pulled("a:1", reference, None)
     now += 300.5
-    records.came("late:1", "sha256:late", None)
+    records.record_image_pulled("late:1", "sha256:late", None)
     pulled = tmp_path / "image_manager/pulled"
     (pulled / f"sha256-{hashlib.sha256(b'sha256:damaged').hexdigest()}").write_bytes(b"{")
     records.prune(["sha256:stays"], NOW + 300.2)
@@ -346,9 +346,9 @@ async def test_image_records_are_read_again_only_after_a_change(
         return first, second, reads
 
     assert await usable() == (True, True, 1)
-    await access.begins(PRIVATE)
+    await access.record_pull_intent(PRIVATE)
     assert await usable() == (False, False, 2)
-    await access.came(PRIVATE, "sha256:1", Credential("user", PASSWORD))
+    await access.record_image_pulled(PRIVATE, "sha256:1", Credential("user", PASSWORD))
     assert await usable() == (True, True, 3)
     await access.images_listed([], NOW + 2)
     assert await usable() == (True, True, 4)

@@ -226,9 +226,9 @@ async def test_an_image_pulled_with_a_token_is_for_pods_of_that_account(tmp_path
         recorder=EventRecorder(lambda: 0.0),
         registry=Registry(),
     )
-    await access.begins(IMAGE)
+    await access.record_pull_intent(IMAGE)
     account = AccountSource("team", "builder", "account-uid")
-    await access.came(IMAGE, "sha256:1", Credential("u", "p", account=account))
+    await access.record_image_pulled(IMAGE, "sha256:1", Credential("u", "p", account=account))
     (file,) = (tmp_path / "image_manager/pulled").iterdir()
     assert json.loads(file.read_bytes())["credentialMapping"] == {
         IMAGE: {"kubernetesServiceAccounts": [{"uid": "account-uid", "namespace": "team", "name": "builder"}]}
@@ -238,7 +238,7 @@ async def test_an_image_pulled_with_a_token_is_for_pods_of_that_account(tmp_path
     accounts.uid = "made again"
     assert not await access.may_use(pod("p4"), IMAGE, "sha256:1")
     secret = Credential("u", "p", source=SecretSource("team", "s", "1"))
-    await access.came(IMAGE, "sha256:1", secret)
-    known = records.who_may_use(IMAGE, "sha256:1")
+    await access.record_image_pulled(IMAGE, "sha256:1", secret)
+    known = records.pull_credentials(IMAGE, "sha256:1")
     assert known is not None
     assert [each.name for each in known.kubernetes_service_accounts or ()] == ["builder"]

@@ -100,7 +100,7 @@ def test_ids_come_in_whole_ranges(pods: Path):
 def test_ranges_are_parts_of_the_ids_that_were_given(pods: Path):
     users = UserNamespaceAllocator(pods)
     assert first(users, "a") == 65536
-    users.take_from(range(1 << 20, (1 << 20) + 2 * 65536), 2)
+    users.use_ids(range(1 << 20, (1 << 20) + 2 * 65536), 2)
     assert [first(users, uid) for uid in ("a", "b", "c")] == [65536, 1 << 20, (1 << 20) + 65536]
     (pods / "d").mkdir()
     with pytest.raises(Refused, match="could not find an empty slot"):
@@ -118,7 +118,7 @@ def test_ranges_are_parts_of_the_ids_that_were_given(pods: Path):
 )
 def test_ids_that_cannot_be_given_on_are_refused(pods: Path, ids: range, words: str):
     with pytest.raises(InvalidInput, match=words):
-        UserNamespaceAllocator(pods).take_from(ids, 3)
+        UserNamespaceAllocator(pods).use_ids(ids, 3)
 
 
 async def test_a_runtime_without_user_namespaces_makes_no_sandbox_for_it(
