@@ -162,7 +162,7 @@ class Admission:
                 async with asyncio.timeout(longest_grace(leaving) + self.patience):
                     await self._wait_until_it_fits(pod)
             except TimeoutError:
-                self._give_up_waiting(pod)
+                self._reject_after_waiting(pod)
         else:
             await self._wait_until_it_fits(pod)
         self.admitted.started(pod.uid)
@@ -172,7 +172,7 @@ class Admission:
         while pod.uid not in self.admitted or self.admitted.in_the_way(pod):
             await self._freed.wait()
 
-    def _give_up_waiting(self, pod: Pod) -> None:
+    def _reject_after_waiting(self, pod: Pod) -> None:
         failure = self.admitted.short_while_others_terminate(pod)
         self.remove(pod.uid)
         raise AdmissionRejected(

@@ -94,7 +94,7 @@ class CsiNodeManager:
         await self._retried(text, "CSINode", lambda: self._put(driver, None))
         await self._retried(text, "Node", lambda: self._annotate(driver, None, {}))
 
-    def keep_limit(self, driver: str, refresh: Refresh) -> None:
+    def start_limit_updates(self, driver: str, refresh: Refresh) -> None:
         """Call `refresh` with the period of the CSIDriver until the driver is uninstalled."""
         self._limits.keep(driver, refresh)
 

@@ -101,7 +101,7 @@ class CsiDrivers:
         self._known[name] = _Registered(socket, highest_version(versions) or (), client)
         if earlier is not None:
             earlier.client.close()
-        self._records.keep_limit(name, lambda: self._refresh_limit(name))
+        self._records.start_limit_updates(name, lambda: self._refresh_limit(name))
         self._notify(name)
 
     async def exhausted(self, name: str) -> bool:

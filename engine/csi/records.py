@@ -23,7 +23,7 @@ class DriverRecords(Protocol):
     async def update_limit(self, driver: str, most_volumes: int) -> None:
         """Write another limit of an installed driver; 0 for any number. Raises `Refused`."""
 
-    def keep_limit(self, driver: str, refresh: Callable[[], Awaitable[None]]) -> None:
+    def start_limit_updates(self, driver: str, refresh: Callable[[], Awaitable[None]]) -> None:
         """Call `refresh`, which updates the limit, with the period of the CSIDriver until `uninstall`."""
 
     async def exhausted(self, driver: str) -> bool:
@@ -49,7 +49,7 @@ class NoRecords:
 
     async def update_limit(self, driver: str, most_volumes: int) -> None: ...
 
-    def keep_limit(self, driver: str, refresh: Callable[[], Awaitable[None]]) -> None: ...
+    def start_limit_updates(self, driver: str, refresh: Callable[[], Awaitable[None]]) -> None: ...
 
     async def exhausted(self, driver: str) -> bool:
         return False

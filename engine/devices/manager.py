@@ -37,7 +37,7 @@ from engine.devices.transient_refusals import (
     TransientRefusal,
     awaiting_plugins,
     plugins_to_come,
-    why_it_passes,
+    transient_refusal,
 )
 from engine.host.node_context import NodeContext
 from engine.host.state_file import FaultPoint, no_fault
@@ -169,7 +169,7 @@ class DeviceManager:
         """Align pods with what another provider hints, too."""
         self._providers.append(provider)
 
-    def show_pinned(self, pinned: PinnedResources) -> None:
+    def publish_pinned(self, pinned: PinnedResources) -> None:
         """Show the CPUs and memory of containers in the pod-resources API."""
         if self._pod_resources is not None:
             self._pod_resources.pinned = pinned
@@ -334,9 +334,9 @@ class DeviceManager:
             except (SelectionError, AllocationError, TopologyError, KubengineError) as error:
                 # A call fails at once when the plugin goes away, while its device stream may end a moment
                 # later. Only this end marks the plugin as away and lets the pod wait.
-                if isinstance(error, Unavailable) and not self._away(pod):
+                if isinstance(error, Unavailable) and not self._absent_plugins(pod):
                     await self._loss_shows()
-                passing = why_it_passes(
+                passing = transient_refusal(
                     self.state,
                     pod,
                     is_terminating=self._pods.is_terminating,
@@ -388,11 +388,11 @@ class DeviceManager:
         """
         while self.state.resources:
             news = self._news
-            away = self._away(pod)
+            away = self._absent_plugins(pod)
             if not away or not await self._wait(pod, awaiting_plugins(away), report, news):
                 return
 
-    def _away(self, pod: Pod) -> list[str]:
+    def _absent_plugins(self, pod: Pod) -> list[str]:
         """Return the needed resources whose plugin has yet to come back."""
         allowance = self._section.admission_retry
         return plugins_to_come(self.state, pod, now=self._clock(), allowance=allowance)

@@ -45,7 +45,7 @@ def _has_enough(state: DeviceState, pod: Pod, name: str, count: int) -> bool:
     return inventory.healthy_count >= count and all(inventory.is_healthy(entry.devices) for entry in held)
 
 
-def why_it_passes(
+def transient_refusal(
     state: DeviceState,
     pod: Pod,
     *,

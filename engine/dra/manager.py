@@ -233,7 +233,7 @@ class ClaimManager:
             raise failure
 
     @asynccontextmanager
-    async def _turn(self, keys: Iterable[ClaimKey]) -> AsyncIterator[None]:
+    async def _locked(self, keys: Iterable[ClaimKey]) -> AsyncIterator[None]:
         """Hold the locks of these claims, always acquired in the same order."""
         async with AsyncExitStack() as stack:
             # One order for all, so that two pods that share two claims do not wait for each other for ever.
@@ -262,7 +262,7 @@ class ClaimManager:
         keys = [(claim.metadata.namespace, claim.metadata.name) for claim in claims]
         # The pod's own lock first: a prepare that continues after its caller was cancelled must end before
         # the unprepare of the pod begins.
-        async with self._turn([_of_pod(pod.uid)]), self._turn(keys):
+        async with self._locked([_of_pod(pod.uid)]), self._locked(keys):
             if not wanted():
                 return
             # On disk before the drivers are called: an agent that dies in between must know what to
@@ -375,17 +375,17 @@ class ClaimManager:
     # Unpreparing
 
     async def _unprepare(self, pod_uid: str) -> None:
-        async with self._turn([_of_pod(pod_uid)]):
+        async with self._locked([_of_pod(pod_uid)]):
             keys = [claim.key for claim in self.table.of_pod(pod_uid)]
             if not keys:
                 return
-            async with self._turn(keys):
-                faults = await self._give_back(pod_uid)
+            async with self._locked(keys):
+                faults = await self._unprepare_unshared(pod_uid)
                 await self._file.flush()
         if faults:
             raise Refused(faults[0])
 
-    async def _give_back(self, pod_uid: str) -> list[str]:
+    async def _unprepare_unshared(self, pod_uid: str) -> list[str]:
         """Unprepare the claims that no other pod uses; return the faults."""
         claims = self.table.of_pod(pod_uid)
         last = [claim for claim in claims if len(claim.pods) == 1]

@@ -60,7 +60,7 @@ def claim(
             identity = _identity(os.lstat(name, dir_fd=directory))
             # Check and rename are not one step: without the lock, two processes could both find a dead socket
             # and the later rename would take the name from the earlier, live one.
-            with _turn(path.parent):
+            with _locked(path.parent):
                 _check_free(path)
                 before()
                 os.rename(name, path, src_dir_fd=directory)
@@ -107,7 +107,7 @@ def _check_free(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _turn(directory: Path) -> Iterator[None]:
+def _locked(directory: Path) -> Iterator[None]:
     """Lock the path, so that two claimers do not both replace a dead socket. Raises OSError in the end."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -110,7 +110,7 @@ class TransientTasks:
 
     def keep(self, work: Work, name: str = "") -> asyncio.Task[None]:
         """Start work that is repeated after a failure, with a pause that doubles."""
-        return self.start(self._again_and_again(work, name), name)
+        return self.start(self._retry_until_done(work, name), name)
 
     async def wait(self) -> None:
         """Return when all started tasks have ended."""
@@ -124,15 +124,15 @@ class TransientTasks:
         await self.wait()
 
     async def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        await self._to_its_end(work, name)
+        await self._run_once(work, name)
 
-    async def _again_and_again(self, work: Work, name: str) -> None:
+    async def _retry_until_done(self, work: Work, name: str) -> None:
         for pause in PAUSES:
-            if await self._to_its_end(work(), name):
+            if await self._run_once(work(), name):
                 return
             await asyncio.sleep(pause)
 
-    async def _to_its_end(self, work: Coroutine[Any, Any, None], name: str) -> bool:
+    async def _run_once(self, work: Coroutine[Any, Any, None], name: str) -> bool:
         """Run the work to its end; return whether it succeeded."""
         try:
             await work

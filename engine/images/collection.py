@@ -368,7 +368,7 @@ class Collection:
         accounts = [self._outcomes.account(row, images[row]) for row in self._outcomes.chosen]
         for row in _rows(cells.live):
             if row not in kept and row not in self._outcomes.chosen:
-                reason = selection.why_kept(cells, row, self.policy, now)
+                reason = selection.reason_to_keep(cells, row, self.policy, now)
                 kept[row] = reason or "not needed to reach the low threshold"
         accounts += [Account(images[row], Judged(KEPT, reason)) for row, reason in kept.items()]
         return [

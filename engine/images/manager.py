@@ -99,7 +99,7 @@ class ImageManager:
     def _create_prepull(self, context: NodeContext, pull: PullImage | None) -> Prepull:
         return Prepull(
             self.section.prepull if pull is not None else [],
-            pull or _nobody_pulls,
+            pull or _refuse_to_pull,
             at_once=self.section.prepull_at_once,
             decisions=context.decisions,
             registry=context.registry,
@@ -193,7 +193,7 @@ class ImageManager:
                     "lastUsed": None if used == NEVER else used,
                     "inUseBy": users.get(key, []),
                     "protected": self._why_protected(image)
-                    or selection.why_kept(cells, row, self.policy, now),
+                    or selection.reason_to_keep(cells, row, self.policy, now),
                 }
             )
         return {
@@ -339,7 +339,7 @@ class ImageManager:
             if not report.dry_run:
                 self._recorder.node(WARNING, "FreeDiskSpaceFailed", report.error)
             if store.where is not None:
-                report.elsewhere = await what_else_fills(
+                report.elsewhere = await other_disk_usage(
                     store.where, report, self._runtime, self._pod_logs_dir
                 )
 
@@ -432,11 +432,11 @@ class ImageManager:
             log.warning("cannot store the image records: %s", error)
 
 
-async def _nobody_pulls(name: str) -> None:
+async def _refuse_to_pull(name: str) -> None:
     raise Unavailable("this node has nothing that pulls images", subject=name)
 
 
-async def what_else_fills(
+async def other_disk_usage(
     where: RuntimeFilesystems, report: ImageGCReport, runtime: RuntimeClient, pod_logs_dir: Path
 ) -> dict[str, int]:
     """Return bytes by holder: remaining images, writable layers, pod logs on the same file system, and the

@@ -88,7 +88,7 @@ class ImageRecords:
         listed = list(images)
         present = bytearray(len(self.table.cells.live))
         for position in match(self._row_of, keys, listed, self._seen, present):
-            row = self._take_in(keys[position], listed[position], now)
+            row = self._record(keys[position], listed[position], now)
             if row >= len(present):
                 present.extend(bytes(row + 1))
             present[row] = True
@@ -106,7 +106,7 @@ class ImageRecords:
         for row in compress(count(), cells.in_use):
             cells.last_used[row] = now
 
-    def _take_in(self, key: str, image: SeenImage, now: float) -> int:
+    def _record(self, key: str, image: SeenImage, now: float) -> int:
         row = self._row_of.get(key, -1)
         if row < 0:
             row = self.table.add(key, size=image.size, detected=now)
@@ -140,5 +140,5 @@ class ImageRecords:
             if key in self._row_of:
                 continue
             detected, used = min(record["firstDetected"], now), min(record["lastUsed"], now)
-            row = self._take_in(key, SeenImage(key, int(record["size"])), detected)
+            row = self._record(key, SeenImage(key, int(record["size"])), detected)
             self.table.cells.last_used[row] = used if used > 0 else NEVER

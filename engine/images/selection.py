@@ -83,7 +83,7 @@ def leave_out(mask: bytearray, rows: Iterable[int]) -> None:
         mask[row] = False
 
 
-def why_kept(columns: Columns, row: int, policy: ImageGCPolicy, now: float) -> str:
+def reason_to_keep(columns: Columns, row: int, policy: ImageGCPolicy, now: float) -> str:
     """Return the rule that keeps an image from removal for space, or an empty text."""
     if columns.in_use[row]:
         return "in use by a container"

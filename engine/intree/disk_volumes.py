@@ -77,7 +77,7 @@ class DiskVolumes(ABC, Generic[Disk]):
         self._plugin = plugin
         self._working = tasks.passing(f"{plugin.partition('~')[2]}-detach")
         self._reserved: defaultdict[Path, set[str]] = defaultdict(set)
-        self._turns: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
         self._detaching: set[Path] = set()
 
     @abstractmethod
@@ -125,7 +125,7 @@ class DiskVolumes(ABC, Generic[Disk]):
     async def mount_for_all(self, disk: Disk, device: Path, access: Access) -> Path:
         """Mount the device, and format it if it is empty; return the mount point. Raises as `attach`."""
         directory = disk.directory(self._root, block=False)
-        async with self._turn(directory):
+        async with self._lock(directory):
             if not await asyncio.to_thread(is_mount_point, directory):
                 read_only = ["ro"] if access.read_only else []
                 options = [*access.options, *read_only, *mount_option(access.label)]
@@ -176,7 +176,7 @@ class DiskVolumes(ABC, Generic[Disk]):
         try:
             while True:
                 try:
-                    async with self._turn(directory):
+                    async with self._lock(directory):
                         await self._detach(directory)
                     return
                 except (KubengineError, OSError) as error:
@@ -215,8 +215,8 @@ class DiskVolumes(ABC, Generic[Disk]):
                     clear_mount(parent, name)
         link.unlink(missing_ok=True)
 
-    def _turn(self, key: Hashable) -> asyncio.Lock:
-        return self._turns.setdefault(key, asyncio.Lock())
+    def _lock(self, key: Hashable) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
 
 
 def _bind(directory: Path, target: Path, access: Access) -> None:

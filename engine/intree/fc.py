@@ -39,7 +39,7 @@ class FcVolumes(DiskVolumes[FcDisk]):
         Raises `Refused` or `OSError`.
         """
         directory = disk.directory(self._root, block=access.block)
-        async with self._turn(disk.name):
+        async with self._lock(disk.name):
             device = await asyncio.to_thread(self._search, disk)
             users = set(self._reserved[directory]) if access.block else set()
             await asyncio.to_thread(_record, directory, users, device)
@@ -74,7 +74,7 @@ class FcVolumes(DiskVolumes[FcDisk]):
         return {uid for uid in entries if listed(self._root / "pods" / uid / DEVICES / FC)}
 
     async def _detach(self, directory: Path) -> None:
-        async with self._turn(directory.name):
+        async with self._lock(directory.name):
             if await self._in_use(directory):
                 return
             await unmount(directory)

@@ -54,10 +54,10 @@ class IscsiVolumes(DiskVolumes[IscsiDisk]):
         Raises `InvalidInput`, `Refused` or `OSError`.
         """
         directory = disk.directory(self._root, block=access.block)
-        async with self._turn(directory):
+        async with self._lock(directory):
             transport = await iscsiadm.transport(disk)
             # All disks of a target share its session: one must not log out while another logs in.
-            async with self._turn(disk.iqn):
+            async with self._lock(disk.iqn):
                 devices = await self._paths(disk, access, transport)
                 device = await self._one_device(disk, devices)
                 await asyncio.to_thread(self._record, directory, disk, access.block)
@@ -152,7 +152,7 @@ class IscsiVolumes(DiskVolumes[IscsiDisk]):
         # Deleted before the logout, since the kernel would report errors of disks that vanish.
         for each in disks:
             await asyncio.to_thread(self._scsi.delete, each)
-        async with self._turn(disk.iqn):
+        async with self._lock(disk.iqn):
             others = [d for d in await asyncio.to_thread(self._directories) if d != directory]
             # Log out only after the last disk of the target on this node.
             if not any(other.name.startswith(f"{disk.target}-lun-") for other in others):

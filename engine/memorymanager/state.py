@@ -151,16 +151,16 @@ class MemoryState:
             self._held.pop(pod_uid, None)
         whole = self.pods.get(pod_uid)
         if whole is None:
-            self._give_back(blocks)
+            self._release_blocks(blocks)
         elif not containers:
-            self._give_back(self.pods.pop(pod_uid))
+            self._release_blocks(self.pods.pop(pod_uid))
 
     def release_pod(self, pod_uid: str) -> None:
         """Release the blocks of all containers of a pod."""
         for container in self.of_pod(pod_uid):
             self.release(pod_uid, container)
 
-    def _give_back(self, blocks: Sequence[Block]) -> None:
+    def _release_blocks(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
             for node in block.nodes:
                 state = self.nodes[node]

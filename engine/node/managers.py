@@ -121,7 +121,7 @@ class Managers:
         numa = Numa.of_machine()
         self.pinning = self._pinning(numa)
         self.devices = self._devices(numa)
-        self.devices.show_pinned(self.pinning)
+        self.devices.publish_pinned(self.pinning)
         self.pinning.align_by(self.devices.policy)
         self.probes = ProbeManager(
             context,

@@ -330,7 +330,7 @@ class _Call(Stream):
                 self._http_status = value
 
     def data(self, data: bytes) -> None:
-        self._give_back(len(data))
+        self._release_window(len(data))
         self._answer += data
         if 0 < self.checked_size() < len(self._answer):
             self.abort(CallFailed(INTERNAL, _NOT_ONE))
@@ -387,7 +387,7 @@ class _Call(Stream):
             return CallFailed(code, f"unexpected HTTP status code {http}")
         return CallFailed(INTERNAL, "the server ended the call without a status")
 
-    def _give_back(self, size: int) -> None:
+    def _release_window(self, size: int) -> None:
         if self.connection is not None:
             self.connection.take(self, size)
 
@@ -412,7 +412,7 @@ class _Streaming(_Call):
             # Everything has been read: only now may the server send more. A slow reader thus limits the
             # server, and not the memory of this process.
             if self._held and self.connection is not None:
-                self._give_back(self._held)
+                self._release_window(self._held)
                 self._held = 0
                 self.connection.flush()
             await self._messages.wait()
@@ -426,7 +426,7 @@ class _Streaming(_Call):
             self._messages.items.append(bytes(memoryview(self._answer)[_PREFIX:size]))
             del self._answer[:size]
         if not self._messages.items:
-            self._give_back(self._held)
+            self._release_window(self._held)
             self._held = 0
         self._messages.wake()
 

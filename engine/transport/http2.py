@@ -60,7 +60,7 @@ class Exchange(Stream):
             self.connection.release(self)
             # Otherwise the connection's window, which all its streams share, would shrink with every answer
             # that is left unread.
-            self._give_back(unread)
+            self._release_window(unread)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes, about PIECE bytes in a turn of the event loop.
@@ -70,7 +70,7 @@ class Exchange(Stream):
         while True:
             while self._body.items:
                 data = self._piece()
-                self._give_back(len(data))
+                self._release_window(len(data))
                 yield data
                 await asyncio.sleep(0)
             if self._body.is_over():
@@ -129,7 +129,7 @@ class Exchange(Stream):
     def not_begun(self, why: str) -> None:
         self._body.end(NotBegun(why, subject=self._peer))
 
-    def _give_back(self, size: int) -> None:
+    def _release_window(self, size: int) -> None:
         """Return the part of the connection's window that the body held; needed after its end, too."""
         if self.connection is not None:
             self.connection.take(self, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.devices.state import DeviceState
-from engine.devices.transient_refusals import AWAITING_DEVICES, AWAITING_PLUGIN, why_it_passes
+from engine.devices.transient_refusals import AWAITING_DEVICES, AWAITING_PLUGIN, transient_refusal
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from tests.devices.conftest import GPU, container, make_pod
 
@@ -31,7 +31,7 @@ def returned_plugin(now: float, *healths: str, back: bool = True) -> DeviceState
 
 
 def reason(state: DeviceState, *, now: float = 100.0, leaving: str = "") -> str:
-    found = why_it_passes(state, POD, is_terminating=lambda uid: uid == leaving, now=now, allowance=40.0)
+    found = transient_refusal(state, POD, is_terminating=lambda uid: uid == leaving, now=now, allowance=40.0)
     return found.reason if found is not None else ""
 
 
@@ -81,4 +81,4 @@ def test_devices_of_pods_that_end_will_be_free():
 def test_a_pod_without_devices_waits_for_none():
     state = returned_plugin(100.0, back=False)
     bare = make_pod("bare", container("app"))
-    assert why_it_passes(state, bare, is_terminating=lambda _: True, now=100.0, allowance=40.0) is None
+    assert transient_refusal(state, bare, is_terminating=lambda _: True, now=100.0, allowance=40.0) is None

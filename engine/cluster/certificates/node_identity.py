@@ -21,7 +21,7 @@ from engine.cluster.certificates.bootstrap import first_certificate, write_kubec
 from engine.cluster.certificates.metrics import CertificateMetrics
 from engine.cluster.certificates.openssl import certificate_facts, new_key
 from engine.cluster.certificates.request import Wanted, client_certificate, request_certificate
-from engine.cluster.certificates.rotation import CertificateRotation, RotationTiming, keep_signed, pauses
+from engine.cluster.certificates.rotation import CertificateRotation, RotationTiming, pauses, store_signed
 from engine.cluster.certificates.store import CertificateStore, read_certificates
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials, client_pair
@@ -132,7 +132,7 @@ class NodeIdentity:
             certificate, key = client_pair(self.config)
             if not (certificate and key):
                 return False
-            await keep_signed(self._store, certificate, key, self._clock())
+            await store_signed(self._store, certificate, key, self._clock())
         except KubengineError as error:
             log.info("%s: ignoring its client certificate: %s", self.config.path, error)
             return False
@@ -163,7 +163,7 @@ class NodeIdentity:
             try:
                 bootstrap = load_kubeconfig(self._bootstrap)
                 certificate, key = await self._first(bootstrap)
-                await keep_signed(self._store, certificate, key, self._clock())
+                await store_signed(self._store, certificate, key, self._clock())
                 self._point_to_it(bootstrap)
             except KubengineError as error:
                 log.warning(

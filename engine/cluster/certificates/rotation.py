@@ -140,12 +140,12 @@ class CertificateRotation:
     async def _renew(self, wanted: Wanted) -> None:
         certificate, key = await self._sign(wanted)
         self._at_once = False
-        self._metrics.ends = await keep_signed(self._store, certificate, key, self._clock())
+        self._metrics.ends = await store_signed(self._store, certificate, key, self._clock())
         if self._changed is not None:
             self._changed()
 
 
-async def keep_signed(store: CertificateStore, certificate: bytes, key: bytes, now: float) -> float:
+async def store_signed(store: CertificateStore, certificate: bytes, key: bytes, now: float) -> float:
     """Store a signed certificate; return its expiry in Unix seconds.
 
     Raises Refused if it belongs to another key or has expired.

@@ -157,7 +157,7 @@ class Groups:
     def read(self, mounts: Mounts, time: float = 0.0, proc: Path = PROC) -> GroupTable:
         """Read everything that can be read now; a group that is gone has no numbers."""
         last, count = self._last, len(self._names)
-        now_at = self._take_in(count)
+        now_at = self._add_rows(count)
         numbers = self._read
         used = _column(numbers, WIDTH, _COLUMN["cpu"]).tolist()
         due = bytearray(not abs(time - at) < SETTINGS_SECONDS for at in self._settings_read)
@@ -207,7 +207,7 @@ class Groups:
             uncounted[row] = False
         self._counted_up_to = rows[done - 1] + 1 if done else 0
 
-    def _take_in(self, count: int) -> Mapping[int, int]:
+    def _add_rows(self, count: int) -> Mapping[int, int]:
         """Create the rows of new groups; return the new position of rows of the last reading whose position
         has changed, -1 for those that are gone.
         """

@@ -40,9 +40,9 @@ from engine.cluster.certificates.request import (
 from engine.cluster.certificates.rotation import (
     CertificateRotation,
     RotationTiming,
-    keep_signed,
     misses,
     renew_at,
+    store_signed,
 )
 from engine.cluster.certificates.store import CertificateStore
 from engine.cluster.client import ApiClient
@@ -118,9 +118,9 @@ async def test_a_certificate_for_another_key_is_not_kept(tmp_path: Path):
     key, other = await new_key(), await new_key()
     certificate = await self_signed(key, "a", ["a"], 1)
     with pytest.raises(Refused, match="another key"):
-        await keep_signed(store, certificate, other, time.time())
+        await store_signed(store, certificate, other, time.time())
     with pytest.raises(Refused, match="already expired"):
-        await keep_signed(store, certificate, key, time.time() + 2 * DAY)
+        await store_signed(store, certificate, key, time.time() + 2 * DAY)
     assert store.current() is None
 
 
