@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -49,12 +49,8 @@ async def to_own_thread(
     may never return, on files of a server that is gone, or that takes hours, would stop the whole node.
     Raises `MemoryError` if the thread does not start.
     """
-    future = in_own_thread(partial(copy_context().run, work, *args, **kwargs))
-    waiting = asyncio.get_running_loop().call_later(START_SECONDS, _check_started, future)
-    try:
-        return await asyncio.wrap_future(future)
-    finally:
-        waiting.cancel()
+    run = partial(copy_context().run, work, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_OWN_THREADS, run)
 
 
 def in_own_thread(
@@ -75,6 +71,20 @@ def in_own_thread(
 
     _thread.start_new_thread(run, ())
     return future
+
+
+class _OwnThreads(Executor):
+    """Start a thread for each call, and check that it runs."""
+
+    def submit(
+        self, work: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> Future[_Result]:
+        future = in_own_thread(work, *args, **kwargs)
+        asyncio.get_running_loop().call_later(START_SECONDS, _check_started, future)
+        return future
+
+
+_OWN_THREADS = _OwnThreads()
 
 
 def _check_started(future: Future[_Result]) -> None:

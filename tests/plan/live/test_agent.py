@@ -28,7 +28,7 @@ CRITICAL = 2_000_001_000
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     runtime = HollowRuntime(tmp_path / "cri.sock")
     await runtime.start()
-    rig = Rig(tmp_path, tmp_path / "cri.sock", max_pods=40)
+    rig = Rig(tmp_path, tmp_path / "cri.sock", max_pods=40, healthz_port=0, read_only_port=0)
     yield rig
     await rig.close()
     await runtime.stop()

@@ -38,7 +38,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DeviceRig]:
     monkeypatch.setattr(Numa, "of_machine", lambda: Numa((0, 1)))
     with tempfile.TemporaryDirectory(prefix="kd-") as short:
         async with HollowRuntime(Path(short) / "cri.sock") as runtime:
-            rig = DeviceRig(Path(short), runtime, max_pods=60)
+            rig = DeviceRig(Path(short), runtime, max_pods=60, healthz_port=0, read_only_port=0)
             yield rig
             await rig.close()
 
