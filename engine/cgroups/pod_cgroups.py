@@ -117,6 +117,7 @@ class PodCgroups:
 
     def resize(self, pod: Pod, step: PodStep) -> None:
         """Write one part of the new values. Raises `Refused` as `check_usage` does."""
+        # The whole resize was checked, but the usage may have grown while containers were updated.
         self.check_usage(pod, step)
         name = self.name(pod)
         limits = {self._limit} if step.resource == MEMORY else _CPU_LIMITS

@@ -260,8 +260,8 @@ class ImageAccess:
             text = f'Failed to record image pull intent for container image "{image}"'
             raise Refused(f"{text}: {error}") from error
 
-    async def record_image_pull_failed(self, image: str) -> None:
-        await asyncio.to_thread(self._records.record_image_pull_failed, image)
+    async def remove_pull_intent(self, image: str) -> None:
+        await asyncio.to_thread(self._records.remove_pull_intent, image)
 
     async def record_image_pulled(self, image: str, reference: str, credential: Credential | None) -> None:
         try:

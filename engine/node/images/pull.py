@@ -288,10 +288,10 @@ class ImagePuller:
                 else:
                     return credential
         except BaseException:
-            await self._access.record_image_pull_failed(image)
+            await self._access.remove_pull_intent(image)
             raise
         # Remove the intent, or the image would count as pulled with unknown credentials.
-        await self._access.record_image_pull_failed(image)
+        await self._access.remove_pull_intent(image)
         answers = [_answer(error) for error in refusals]
         raise Refused(answers[0] if len(answers) == 1 else f"[{', '.join(answers)}]")
 

@@ -112,8 +112,8 @@ class PullRecords:
             replace_file(_file(self._pulling, image), to_json(intent))
             self._under_way[image] = self._under_way.get(image, 0) + 1
 
-    def record_image_pull_failed(self, image: str) -> None:
-        """Record that the pull failed."""
+    def remove_pull_intent(self, image: str) -> None:
+        """Remove the intent of a pull that has ended, unless another pull of the image is under way."""
         left = self._under_way.get(image, 1) - 1
         if left > 0:
             self._under_way[image] = left
@@ -126,7 +126,7 @@ class PullRecords:
     def record_image_pulled(self, image: str, reference: str, credential: Credential | None) -> None:
         """Record a successful pull, with the credential if any. Raises `Refused`; the intent remains then."""
         self.allow(image, reference, _pull_credentials(credential))
-        self.record_image_pull_failed(image)
+        self.remove_pull_intent(image)
 
     def is_ours(self, image: str, reference: str) -> bool:
         """Return whether the node pulled the image, or began to pull it."""
@@ -183,7 +183,7 @@ class PullRecords:
         # Removed last, so that after a crash the next agent repeats the steps above. The intents of other
         # images stay until they are pulled: a runtime may list them by a longer name, or still be pulling.
         for name in found:
-            self.record_image_pull_failed(name)
+            self.remove_pull_intent(name)
         self.prune(ids, math.inf)
 
     def prune(self, present: Collection[str], looked_at: float) -> None:

@@ -77,13 +77,9 @@ def _place_by_time(trace: _Trace, rule: Rule) -> tuple[NDArray[np.int32], int]:
             _, ended = heapq.heappop(deletions)
             capacity.update(int(node[ended]), requests[ended], -1)
             node[ended] = NO_NODE
-        chosen = capacity.choose(requests[index], rule)
-        if chosen == NO_NODE:
+        if not _place_one(capacity, rule, requests[index], node, index):
             missed += 1
-            continue
-        capacity.update(chosen, requests[index])
-        node[index] = chosen
-        if np.isfinite(deleted[index]):
+        elif np.isfinite(deleted[index]):
             heapq.heappush(deletions, (float(deleted[index]), index))
     for time, ended in deletions:
         if time <= until:
@@ -101,13 +97,21 @@ def _place_by_size(trace: _Trace, rule: Rule, sequence: NDArray[np.int64]) -> tu
     for index in sequence.tolist():
         if created[index] > until or deleted[index] <= until:
             continue
-        chosen = capacity.choose(requests[index], rule)
-        if chosen == NO_NODE:
+        if not _place_one(capacity, rule, requests[index], node, index):
             missed += 1
-            continue
-        capacity.update(chosen, requests[index])
-        node[index] = chosen
     return node, missed
+
+
+def _place_one(
+    capacity: NodeCapacity, rule: Rule, request: NDArray[np.int64], node: NDArray[np.int32], index: int
+) -> bool:
+    """Assign a node to the pod at `index`; return False if no node takes it."""
+    chosen = capacity.choose(request, rule)
+    if chosen == NO_NODE:
+        return False
+    capacity.update(chosen, request)
+    node[index] = chosen
+    return True
 
 
 def _deletion_times(snapshot: Snapshot) -> NDArray[np.float64]:
