@@ -151,7 +151,7 @@ def _add_pods(snapshot: Snapshot, rows: Rows, drained: dict[int, _DrainedNode], 
             if source in drained:
                 drained[source].moved += 1
     for reasons, obstacle in (
-        (result.unplaced, "for which no node has room"),
+        (result.unplaced, "that no other node takes"),
         (result.undecided, "about which too little is known"),
         (result.blocked, ""),
     ):

@@ -308,7 +308,7 @@ def test_a_node_with_an_unplaceable_pod_is_not_drained(others, spec, why, tmp_pa
         (remains, verdict) = rows(known)
         assert remains[:2] == ("remains", "shop/moving")
         assert why in remains[2]
-        assert verdict == ("not-drained", "", "1 pod for which no node has room")
+        assert verdict == ("not-drained", "", "1 pod that no other node takes")
 
 
 @pytest.mark.parametrize(("others", "spec", "why"), [c[1:] for c in UNKNOWN], ids=[c[0] for c in UNKNOWN])
