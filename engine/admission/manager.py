@@ -36,7 +36,7 @@ from engine.api.query import expect_known
 from engine.metrics import Registry
 
 PREEMPTING: Final = "Preempting"
-AWAITING_ROOM: Final = "AwaitingRoom"
+WAITING_FOR_RESOURCES: Final = "WaitingForResources"
 MESSAGE: Final = "Preempted in order to admit critical pod"
 CONDITION_REASON: Final = "TerminationByKubelet"
 CONDITION_MESSAGE: Final = "Pod was preempted by Kubelet to accommodate a critical pod."
@@ -157,7 +157,7 @@ class Admission:
         if holders:
             leaving = [other for uid in holders if (other := self.admitted.find(uid)) is not None]
             names = ", ".join(sorted(other.full_name for other in leaving))
-            await report(AWAITING_ROOM, f"terminating pods still hold what this pod needs: {names}")
+            await report(WAITING_FOR_RESOURCES, f"terminating pods still hold what this pod needs: {names}")
             try:
                 async with asyncio.timeout(longest_grace(leaving) + self.patience):
                     await self._wait_until_it_fits(pod)

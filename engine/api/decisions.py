@@ -9,10 +9,10 @@
 | container-gc | collected; failed |
 | restart | unhealthy, restarted, withheld |
 | resize | started, deferred, infeasible, resized; failed |
-| devices | given |
-| cpus | given, reassigned, resized, pooled, kept-off, clash |
-| memory | given, reassigned, resized |
-| best-effort-cpu | squeezed, released |
+| devices | allocated |
+| cpus | allocated, reassigned, resized, pooled, excluded, clash |
+| memory | allocated, reassigned, resized |
+| best-effort-cpu | limited, released |
 | pressure | raised, cleared |
 | image-pull | pulled; failed |
 | probes | inside, waiting; failed |

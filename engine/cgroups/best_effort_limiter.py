@@ -96,7 +96,7 @@ class BestEffortLimiter:
             "pods": used.pods,
             "bestEffort": used.best_effort,
         }
-        outcome, reason = ("squeezed", HELD) if held else ("released", EASED)
+        outcome, reason = ("limited", HELD) if held else ("released", EASED)
         self._decisions.record("best-effort-cpu", outcome, reason, inputs)
 
     def _set(self, milli: int | None) -> None:

@@ -113,8 +113,8 @@ def _of_shadow(
         )
         for one in found.changes
     ]
-    said, unlike = all_of(found.began, found.ended), [*found.unlike, *found.differ]
-    return PlayedNode(found.name, said, found.decisions, found.gaps, unlike, changes)
+    said, mismatches = all_of(found.began, found.ended), [*found.mismatches, *found.differ]
+    return PlayedNode(found.name, said, found.decisions, found.gaps, mismatches, changes)
 
 
 COMMANDS = {"replay": replay}

@@ -103,7 +103,7 @@ class ReferredObjects:
         if followed is None:
             followed = self._followed[reference] = _Followed(reference, self._client, self._changed)
             name = f"{_WORDS[reference.kind]} {reference.namespace}/{reference.name}"
-            followed.task = self._watching.keep(followed.watch.run, name)
+            followed.task = self._watching.start_retrying(followed.watch.run, name)
         return followed
 
 

@@ -70,7 +70,7 @@ class SharedWatch(Generic[T]):
     def _follow(self, resource: WatchedResource[T]) -> ResourceWatch[T]:
         handler: WatchHandler[T] = WatchHandler(self._on_replaced, self._on_changed, self._on_deleted)
         watch = self._watch = ResourceWatch(self._client, resource, handler)
-        self._task = self._watching.keep(watch.run, resource.path)
+        self._task = self._watching.start_retrying(watch.run, resource.path)
         return watch
 
     def _on_replaced(self, objects: Sequence[T]) -> None:

@@ -286,7 +286,9 @@ class CpuManager:
         if now is not None and held is None:
             nodes = None if hint.mask is None else self._numa.ids(hint.mask)
             inputs = {"cpus": cpu_sets.text(now), "shared": cpu_sets.text(self.policy.state.shared)}
-            self._decisions.pod(pod, "cpus", "given", "", {**inputs, "numa": nodes}, container=container.name)
+            self._decisions.pod(
+                pod, "cpus", "allocated", "", {**inputs, "numa": nodes}, container=container.name
+            )
             self._changed()
 
     def count_failure(self, pod: Pod, lacking: Collection[str]) -> bool:
@@ -316,7 +318,7 @@ class CpuManager:
         nodes = None if hint.mask is None else self._numa.ids(hint.mask)
         inputs = {"cpus": cpu_sets.text(cpus), "shared": cpu_sets.text(policy.state.shared), "numa": nodes}
         parts = {name: cpu_sets.text(of) for name, of in policy.state.of_pod(pod.uid).items()}
-        self._decisions.pod(pod, "cpus", "given", "", {**inputs, "containers": parts})
+        self._decisions.pod(pod, "cpus", "allocated", "", {**inputs, "containers": parts})
         self._changed()
 
     @property

@@ -57,4 +57,4 @@ class SystemProcesses:
             self._written[group] = text
             self._writes.inc("written")
             inputs = {"cgroup": group, "before": before, "cpus": text}
-            self._decisions.record("cpus", "kept-off", "", inputs)
+            self._decisions.record("cpus", "excluded", "", inputs)

@@ -256,7 +256,7 @@ class Mounting:
         self._release(staged)
 
     def _driver_registered(self, driver: str) -> None:
-        self._working.keep(lambda: self._sweep(driver), driver)
+        self._working.start_retrying(lambda: self._sweep(driver), driver)
 
     async def _sweep(self, driver: str) -> None:
         """Unstage the unused volumes of a driver that has registered."""

@@ -225,7 +225,7 @@ class Allocator:
             "policy": self._policy.name,
         }
         why = ", ".join(by_why)
-        self._decisions.pod(attempt.pod, "devices", "given", why, inputs, container=given.container)
+        self._decisions.pod(attempt.pod, "devices", "allocated", why, inputs, container=given.container)
 
     @asynccontextmanager
     async def _choosing(self, attempt: Attempt, resources: Collection[str]) -> AsyncIterator[None]:

@@ -28,12 +28,12 @@ log = logging.getLogger("kubengine.files")
 T = TypeVar("T")
 
 
-def keep(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_checksummed(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace the file (`replace_file`). Raises `Refused` with the path."""
-    replace_file(path, sealed(content), durable=durable)
+    replace_file(path, add_checksum(content), durable=durable)
 
 
-def kept(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:
+def read_checksummed(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:
     """Return what `decode` makes of the content; None if there is no file, or none that can be trusted.
 
     Anything that `decode` raises means damage, which is logged with the path, the fault, and what happens
@@ -41,7 +41,7 @@ def kept(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:
     now.
     """
     try:
-        return decode(unsealed(read_again(path)))
+        return decode(strip_checksum(read_again(path)))
     except FileNotFoundError:
         return None
     except Exception as error:
@@ -52,15 +52,15 @@ def kept(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:
         return None
 
 
-def sealed(content: bytes) -> bytes:
+def add_checksum(content: bytes) -> bytes:
     """Return the content under its checksum."""
     return blake2b(content, digest_size=32).hexdigest().encode() + b"\n" + content
 
 
-def unsealed(data: bytes) -> bytes:
+def strip_checksum(data: bytes) -> bytes:
     """Return the content. Raises `ValueError` if the checksum does not match."""
     content = data[65:]
-    if data != sealed(content):
+    if data != add_checksum(content):
         raise ValueError("damaged: its checksum does not match")
     return content
 

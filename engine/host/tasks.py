@@ -108,7 +108,7 @@ class TransientTasks:
         task.add_done_callback(lambda _: work.close())  # cancelled before it began
         return task
 
-    def keep(self, work: Work, name: str = "") -> asyncio.Task[None]:
+    def start_retrying(self, work: Work, name: str = "") -> asyncio.Task[None]:
         """Start work that is repeated after a failure, with a pause that doubles."""
         return self.start(self._retry_until_done(work, name), name)
 

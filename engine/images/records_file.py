@@ -11,7 +11,7 @@ import msgspec
 
 from engine.api.encoding.json_text import encode_json
 from engine.api.errors import Refused
-from engine.host.checksummed_file import keep, kept
+from engine.host.checksummed_file import read_checksummed, write_checksummed
 from engine.images.records import ImageRecords
 
 FILE_NAME = "image_gc_records.json"
@@ -31,7 +31,7 @@ class _Document(msgspec.Struct):
 
 def load(path: Path, records: ImageRecords, now: float) -> None:
     """Load the records. A damaged file is set aside; every image is new then, and so is rather kept."""
-    saved = kept(path, _decode, without="every image counts as new")
+    saved = read_checksummed(path, _decode, without="every image counts as new")
     if saved is not None:
         records.restore(saved, now)
 
@@ -51,4 +51,4 @@ def save(path: Path, records: ImageRecords) -> None:
     except OSError as error:
         text = f"cannot create: {error.strerror}"
         raise Refused(text, subject=str(path.parent), errno=error.errno) from error
-    keep(path, data)
+    write_checksummed(path, data)

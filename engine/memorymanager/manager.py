@@ -196,7 +196,7 @@ class MemoryManager:
             inputs = {block.type: block.size for block in blocks}
             nodes = list(blocks[0].nodes) if blocks else []
             self._decisions.pod(
-                pod, "memory", "given", "", {**inputs, "numa": nodes}, container=container.name
+                pod, "memory", "allocated", "", {**inputs, "numa": nodes}, container=container.name
             )
             self._file.changed()
 
@@ -232,7 +232,7 @@ class MemoryManager:
             self._assignments.inc("memory", "pod_exclusive" if own else "pod_shared")
         blocks = policy.state.pods[pod.uid]
         inputs = {block.type: block.size for block in blocks}
-        self._decisions.pod(pod, "memory", "given", "", {**inputs, "numa": list(blocks[0].nodes)})
+        self._decisions.pod(pod, "memory", "allocated", "", {**inputs, "numa": list(blocks[0].nodes)})
         self._file.changed()
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
-from engine.host.checksummed_file import keep, kept
+from engine.host.checksummed_file import read_checksummed, write_checksummed
 from engine.runtime.shim.network import Netlink
 
 POOL = ipaddress.IPv4Network("10.64.0.0/10")
@@ -46,7 +46,9 @@ class PodNetwork:
         if self._exists() and self.subnet != POOL:
             return
         self.subnet = self._choose()
-        keep(self._file, json.dumps({"bridge": self.bridge, "subnet": str(self.subnet)}).encode())
+        write_checksummed(
+            self._file, json.dumps({"bridge": self.bridge, "subnet": str(self.subnet)}).encode()
+        )
         # An earlier runtime may have been killed after any of these steps.
         with contextlib.suppress(FileExistsError):
             _request(links.bridge(self.bridge), f"bridge {self.bridge}")
@@ -108,7 +110,7 @@ class PodNetwork:
         return True
 
     def _choose(self) -> ipaddress.IPv4Network:
-        chosen = kept(self._file, _subnet, without="choosing another subnet")
+        chosen = read_checksummed(self._file, _subnet, without="choosing another subnet")
         if chosen is not None:
             return chosen
         if self._wanted is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.api.errors import Refused
-from engine.host.checksummed_file import keep, kept, set_aside
+from engine.host.checksummed_file import read_checksummed, set_aside, write_checksummed
 from engine.host.files import replace_file
 from engine.host.trees import remove_tree
 from engine.runtime.objects.records import RuntimeContainer, Sandbox
@@ -93,7 +93,7 @@ class StateDirectory:
 
     def load_sandboxes(self) -> Iterator[tuple[Sandbox, BackendNotes]]:
         for directory in sorted(self.sandboxes.iterdir()):
-            found = kept(directory / RECORD, _sandbox, without=WITHOUT)
+            found = read_checksummed(directory / RECORD, _sandbox, without=WITHOUT)
             if found is not None:
                 yield found
 
@@ -102,7 +102,9 @@ class StateDirectory:
     ) -> Iterator[tuple[RuntimeContainer, BackendNotes]]:
         """Load the containers of `sandboxes`; all others count as incomplete."""
         for directory in sorted(self.containers.iterdir()):
-            found = kept(directory / RECORD, lambda content: _container(content, sandboxes), without=WITHOUT)
+            found = read_checksummed(
+                directory / RECORD, lambda content: _container(content, sandboxes), without=WITHOUT
+            )
             if found is not None and found[0] is not None:
                 yield found[0], found[1]
             # Its sandbox is gone or damaged: without a record, `half_made` finds and removes the container.
@@ -157,7 +159,7 @@ class StateDirectory:
     def _save(self, record: Sandbox | RuntimeContainer, document: dict[str, Any]) -> None:
         directory = self.directory(record)
         directory.mkdir(mode=0o750, exist_ok=True)
-        keep(directory / RECORD, json.dumps(document).encode())
+        write_checksummed(directory / RECORD, json.dumps(document).encode())
 
 
 def _read_copies(path: Path) -> str:

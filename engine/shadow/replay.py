@@ -35,8 +35,8 @@ Decided = dict[tuple[str, str], str]
 class ReplayedShadow:
     """Hold the result of a replay, from `began` to `ended` (Unix seconds).
 
-    `decisions` is the number of its decisions. `unlike` describes those that differ from the recorded ones,
-    and `differ` those that differ from the kubelet's. `changes` are the decisions that the other
+    `decisions` is the number of its decisions. `mismatches` describes those that differ from the recorded
+    ones, and `differ` those that differ from the kubelet's. `changes` are the decisions that the other
     configuration changes. `gaps` describes what the record lacks.
     """
 
@@ -45,7 +45,7 @@ class ReplayedShadow:
     ended: float = 0.0
     decisions: int = 0
     gaps: list[str] = field(default_factory=list)
-    unlike: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
     differ: list[str] = field(default_factory=list)
     changes: list[NextChange] = field(default_factory=list)
 
@@ -134,7 +134,7 @@ class ShadowReplay:
         new = {key: ours for key, ours in decided.items() if self._decided.get(key) != ours}
         self._found.decisions += len(new)
         if self._whole:
-            self._found.unlike += _unlike(self._recorded, decided, new, at)
+            self._found.mismatches += _mismatches(self._recorded, decided, new, at)
         self._decided, self._recorded = decided, {}
 
     def _add_differences(self) -> None:
@@ -147,7 +147,7 @@ class ShadowReplay:
             )
 
 
-def _unlike(recorded: Decided, decided: Decided, new: Decided, at: float) -> Iterator[str]:
+def _mismatches(recorded: Decided, decided: Decided, new: Decided, at: float) -> Iterator[str]:
     """Describe the decisions that differ from the recorded ones; `new` are decisions that the record must
     have.
     """

@@ -82,7 +82,7 @@ class ShadowRecord:
             self._node = node
             handler = WatchHandler(self._replaced, self._changed, self._deleted)
             self._events = ResourceWatch(api, EVENTS, handler)
-            self._tasks.keep(self._events.run, "events")
+            self._tasks.start_retrying(self._events.run, "events")
 
     def _replaced(self, events: Sequence[ClusterEvent]) -> None:
         # After a lost connection the watch lists all Events again: those that are recorded already are

@@ -266,7 +266,7 @@ async def test_a_waiting_pod_names_the_others_and_is_rejected_after_a_limit():
     admission.reserve(late)
     with pytest.raises(AdmissionRejected) as rejection:
         await admission.wait_for_resources(late, tell)
-    assert told == [("AwaitingRoom", "terminating pods still hold what this pod needs: default/old")]
+    assert told == [("WaitingForResources", "terminating pods still hold what this pod needs: default/old")]
     assert rejection.value.reason == "OutOfcpu"
     assert rejection.value.message == (
         "Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000; "

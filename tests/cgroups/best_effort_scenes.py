@@ -97,7 +97,7 @@ async def squeezed(root: str) -> dict[str, Any]:
         for cpu, pod in enumerate([guaranteed("works", "300m"), best_effort("fills")]):
             manager.create_pod(pod)
             pids[pod.uid] = spawn(manager, make_container(manager, pod), spin, cpu % (os.cpu_count() or 1))
-        seen["falling"] = update_until("squeezed")
+        seen["falling"] = update_until("limited")
         seen["in force"] = (quota(manager), str(100 * (limiter.ceiling or 0)))
         gauge = registry.metrics["kubengine_best_effort_cpu_ceiling_cores"]
         seen["gauge"] = (list(gauge.collect()), (limiter.ceiling or 0) / 1000)

@@ -132,7 +132,7 @@ def test_best_effort_pods_are_held_to_what_others_leave_and_get_it_back(play: Pl
     unlimited = seen["stopped"]
     assert unlimited in ("-1", "max")
     assert list(seen["no pods"]) == list(seen["gone"]) == [None, unlimited]
-    assert seen["decided"] == ["squeezed", "released"]
+    assert seen["decided"] == ["limited", "released"]
     fallen = seen["falling"][-1]
     assert 100 <= fallen < 1600
     assert len(set(seen["in force"])) == 1

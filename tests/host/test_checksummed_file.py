@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import Unavailable
-from engine.host import checksummed_file as kept_files
-from engine.host.checksummed_file import MAX_SET_ASIDE, keep, kept, sealed
+from engine.host import checksummed_file
+from engine.host.checksummed_file import MAX_SET_ASIDE, add_checksum, read_checksummed, write_checksummed
 from tests.no_files import NO_FILES, make_no_file
 
 CONTENT = json.dumps({"kept": [1, 2, 3]}).encode()
 
 
 def read(path: Path) -> object:
-    return kept(path, json.loads, without="starting anew")
+    return read_checksummed(path, json.loads, without="starting anew")
 
 
 def names(directory: Path) -> list[str]:
@@ -35,15 +35,15 @@ def damaged(whole: bytes) -> Iterator[tuple[str, bytes]]:
     for length in range(len(whole)):
         yield f"cut to {length} bytes", whole[:length]
     yield "longer", whole + b"\n"
-    yield "not UTF-8", sealed(b"\xff\xfe")
-    yield "deep", sealed(b"[" * 100_000 + b"]" * 100_000)
-    yield "another kind", sealed(b"]")
+    yield "not UTF-8", add_checksum(b"\xff\xfe")
+    yield "deep", add_checksum(b"[" * 100_000 + b"]" * 100_000)
+    yield "another kind", add_checksum(b"]")
 
 
 def test_a_written_record_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert read(path) is None
-    keep(path, CONTENT)
+    write_checksummed(path, CONTENT)
     assert read(path) == {"kept": [1, 2, 3]}
     assert names(tmp_path) == ["file"]
     assert path.stat().st_mode & 0o777 == 0o600
@@ -51,7 +51,7 @@ def test_a_written_record_is_read_again(tmp_path: Path) -> None:
 
 def test_every_damage_is_named_and_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "file"
-    for what, content in damaged(sealed(CONTENT)):
+    for what, content in damaged(add_checksum(CONTENT)):
         path.write_bytes(content)
         caplog.clear()
         assert read(path) is None, what
@@ -73,7 +73,7 @@ def test_a_record_that_is_no_file_is_set_aside_too(
     make_no_file(path, kind)
     assert read(path) is None
     assert kind == "dangling link" or str(path) in caplog.text
-    keep(path, CONTENT)
+    write_checksummed(path, CONTENT)
     assert read(path) == {"kept": [1, 2, 3]}
 
 
@@ -108,7 +108,7 @@ class FailingDisk:
 
     def __init__(self, patch: pytest.MonkeyPatch, times: int, number: int) -> None:
         self.times = times
-        read = kept_files._read
+        read = checksummed_file._read
 
         def failing(path: Path) -> bytes:
             if self.times:
@@ -116,14 +116,14 @@ class FailingDisk:
                 raise OSError(number, os.strerror(number), path)
             return read(path)
 
-        patch.setattr(kept_files, "_read", failing)
+        patch.setattr(checksummed_file, "_read", failing)
 
 
 def test_one_fault_of_the_disk_is_not_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
-    keep(path, b"said")
+    write_checksummed(path, b"said")
     FailingDisk(monkeypatch, 1, errno.EIO)
-    assert kept(path, bytes, without="") == b"said"
+    assert read_checksummed(path, bytes, without="") == b"said"
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
@@ -131,8 +131,8 @@ def test_an_unreadable_file_is_neither_damaged_nor_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     path = tmp_path / "f"
-    keep(path, b"said")
+    write_checksummed(path, b"said")
     FailingDisk(monkeypatch, 2, number)
     with pytest.raises(Unavailable, match=str(path)):
-        kept(path, bytes, without="")
-    assert kept(path, bytes, without="") == b"said"
+        read_checksummed(path, bytes, without="")
+    assert read_checksummed(path, bytes, without="") == b"said"

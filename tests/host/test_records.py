@@ -393,7 +393,7 @@ def expected(data: bytes) -> tuple[dict[str, bytes], bool]:
 async def test_any_content_is_read_or_named(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = memory / "records"
     async with opened_store(path) as opened:
-        await AcceptedSpecs(opened).keep(POD)
+        await AcceptedSpecs(opened).write(POD)
         await TerminationRecords(opened).write("u", POD_END)
         ReadinessRecords(opened).write("u", {"c": ("id", True, False)})
         await opened.put("other", b"1")

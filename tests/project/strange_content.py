@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.devices import checkpoint
-from engine.host.checksummed_file import sealed, unsealed
+from engine.host.checksummed_file import add_checksum, strip_checksum
 
 VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 2**70, 1.5e308, "", "x", "\x00", "é" * 300, "a/../b", [], {}, [[]], [None], {"": {}},
@@ -47,14 +47,14 @@ def _taken(_: bytes, others: Sequence[bytes], chance: random.Random) -> bytes:
 def _well_formed(content: bytes, _: Sequence[bytes], chance: random.Random) -> bytes:
     """Return changed content with a correct checksum."""
     try:
-        plain = unsealed(content)
+        plain = strip_checksum(content)
     except ValueError:
         return _checkpoint(content, chance)
     try:
         document = json.loads(plain)
     except ValueError:
-        return sealed(chance.choice((b"", b"\n", b"\xff", b"17", chance.randbytes(30))))
-    return sealed(json.dumps(_changed(document, chance)).encode())
+        return add_checksum(chance.choice((b"", b"\n", b"\xff", b"17", chance.randbytes(30))))
+    return add_checksum(json.dumps(_changed(document, chance)).encode())
 
 
 def _checkpoint(content: bytes, chance: random.Random) -> bytes:

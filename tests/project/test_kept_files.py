@@ -34,7 +34,7 @@ from engine.devices.checkpoint_file import CheckpointFile
 from engine.dra.checkpoint import decode as claims_decode
 from engine.dra.checkpoint import encode as claims_encode
 from engine.dra.table import ClaimState, PreparedDevice
-from engine.host.checksummed_file import keep, unsealed
+from engine.host.checksummed_file import strip_checksum, write_checksummed
 from engine.host.disks.project_quota import keep_project, kept_project
 from engine.host.state_file import StateFile
 from engine.images import records_file
@@ -256,7 +256,7 @@ KEPT = [
     Kept(
         "runtime/addresses.py",
         "network.json",
-        lambda d: keep(d / "network.json", json.dumps(NETWORK).encode()),
+        lambda d: write_checksummed(d / "network.json", json.dumps(NETWORK).encode()),
         lambda d: PodNetwork(d, "10.77.0.0/20")._choose(),
     ),
 ]
@@ -300,7 +300,7 @@ async def test_a_damaged_file_is_named_and_set_aside(
 
 def is_sealed(content: bytes) -> bool:
     with suppress(ValueError):
-        unsealed(content)
+        strip_checksum(content)
         return True
     return False
 

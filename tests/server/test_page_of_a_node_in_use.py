@@ -25,7 +25,7 @@ SHOWN = {
     "cgroups": ["kubepods", "besteffort", "burstable", "64.0 MiB", *PODS],
     "probes": ["shop/checkout/main", "failure", "shop/web/main", "success", "ms"],
     "images": ["in use by a container", "the minimum age is", "pinned in the runtime", *IMAGES],
-    "decisions": ["admitted", "given", *PODS],
+    "decisions": ["admitted", "allocated", *PODS],
 }
 WIDER = ".filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)"
 OVERLAPS = f"[...document.querySelectorAll('.thresholds p, .meters > div, nav, .top')]{WIDER}"

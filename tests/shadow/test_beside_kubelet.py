@@ -134,7 +134,7 @@ def test_its_record_is_played_again(running: Kubelet, tmp_path: Path) -> None:
         report = json.loads(shadow.stdout.read())
     assert report["skippedObservations"]
     found = replay_shadow(directory)
-    assert (found.unlike, found.gaps, found.name) == ([], [], "n1")
+    assert (found.mismatches, found.gaps, found.name) == ([], [], "n1")
     assert len(found.differ) == sum(one["kind"] in REPEATABLE for one in report["differences"])
     assert found.decisions > len(PODS) * 3
     # Another configuration decides as it did beside the kubelet.

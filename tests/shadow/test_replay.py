@@ -79,7 +79,7 @@ def test_its_own_configuration_gives_the_shadows_decisions(tmp_path: Path) -> No
     found = replay_shadow(tmp_path)
     judged = [row for row in Record(tmp_path).rows() if row.stream == "judged"]
     assert {row.name for row in judged} >= {"admission", "restart", "status", "back-off", "images"}
-    assert (found.unlike, found.gaps, found.changes) == ([], [], [])
+    assert (found.mismatches, found.gaps, found.changes) == ([], [], [])
     assert found.decisions == len({(row.time, row.name, row.inputs["subject"]) for row in judged})
     assert is_of_shadow(tmp_path)
 
@@ -113,7 +113,7 @@ def test_more_pods_are_there_before_all_others(tmp_path: Path) -> None:
     assert {("refuse", "default/more-2"), ("evict", "default/a")} <= changes
 
 
-def test_a_decision_that_the_replay_takes_otherwise_is_unlike(
+def test_a_decision_that_the_replay_takes_otherwise_is_a_mismatch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shadow = RecordingShadow(tmp_path)
@@ -130,8 +130,8 @@ def test_a_decision_that_the_replay_takes_otherwise_is_unlike(
 
     monkeypatch.setattr(Judge, "repeatable", otherwise)
     found = replay_shadow(tmp_path)
-    (unlike,) = found.unlike
-    assert "admission of default/b: the shadow decided admitted, replayed OutOfcpu" in unlike
+    (mismatch,) = found.mismatches
+    assert "admission of default/b: the shadow decided admitted, replayed OutOfcpu" in mismatch
 
 
 def test_the_rest_of_a_record_is_played_from_its_first_state(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_the_rest_of_a_record_is_played_from_its_first_state(tmp_path: Path) -> 
     first.unlink()
     rest = replay_shadow(tmp_path, following())
     assert (whole.began, rest.began) == (seen[0].at, seen[4].at)
-    assert rest.unlike == []
+    assert rest.mismatches == []
     assert ("pressure", "node") in {(one.decision, one.subject) for one in rest.changes}
     for kept in tmp_path.glob("*.krec"):
         kept.write_bytes(b"")
@@ -169,7 +169,7 @@ def played_without(tmp_path: Path, number: int) -> ReplayedShadow:
 
 def test_after_a_lost_observation_it_waits_for_the_next_state(tmp_path: Path) -> None:
     found = played_without(tmp_path, 2)
-    assert found.unlike == []
+    assert found.mismatches == []
     decoder, numbers = ObservationDecoder(), []
     for row in Record(tmp_path).rows(lambda row: row.stream in ("observation", "record")):
         if row.name == "began":
@@ -187,7 +187,7 @@ def test_skipped_observations_are_no_loss(tmp_path: Path) -> None:
         shadow.writer.add(skipped_row(seen.at + 5, shadow.number, "kubelet: does not answer"))
     shadow.writer.close()
     found = replay_shadow(tmp_path, following())
-    assert (found.unlike, found.ended, found.changes) == ([], 1050.0, shadow.changes())
+    assert (found.mismatches, found.ended, found.changes) == ([], 1050.0, shadow.changes())
 
 
 def test_a_row_that_no_shadow_wrote_is_an_error(tmp_path: Path) -> None:

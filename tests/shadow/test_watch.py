@@ -71,7 +71,7 @@ async def test_its_record_is_played_again(shadow: Shadow, fake: Fake, tmp_path: 
     await shadow.compare()
     await shadow.close()
     found = replay_shadow(tmp_path / "record")
-    assert (found.unlike, found.gaps) == ([], [])
+    assert (found.mismatches, found.gaps) == ([], [])
     judged = [row.name for row in Record(tmp_path / "record").rows() if row.stream == "judged"]
     assert found.decisions == sum(kind in REPEATABLE for kind in judged) > 2
     assert (shadow.observations, shadow.skipped, found.name) == (5, 1, "n1")
@@ -143,7 +143,7 @@ async def test_a_full_disk_costs_the_record_only(
     await shadow.close()
     found = replay_shadow(tmp_path / "record")
     # It is played again from the state that follows the loss.
-    assert found.unlike == []
+    assert found.mismatches == []
     assert any("rows were lost: No space left on device" in gap for gap in found.gaps)
     states = [row.time for row in Record(tmp_path / "record").rows() if row.name == "state"]
     assert len(states) == 2

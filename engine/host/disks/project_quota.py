@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.api.errors import Unavailable
-from engine.host.checksummed_file import keep, kept
+from engine.host.checksummed_file import read_checksummed, write_checksummed
 from engine.host.trees import disk_usage
 
 _GET_ATTRIBUTES, _SET_ATTRIBUTES = 0x801C581F, 0x401C5820
@@ -62,13 +62,13 @@ def counted(directory: Path, project: int) -> tuple[int, int]:
 
 def keep_project(record: Path, project: int) -> None:
     """Record the project of a directory. Raises `Refused`."""
-    keep(record, str(project).encode())
+    write_checksummed(record, str(project).encode())
 
 
 def kept_project(record: Path) -> int | None:
     """Return the recorded project, or None if there is none that can be read."""
     try:
-        return kept(record, int, without="its files are counted one by one")
+        return read_checksummed(record, int, without="its files are counted one by one")
     except Unavailable as error:
         log.warning("%s; its files are counted one by one", error)
         return None

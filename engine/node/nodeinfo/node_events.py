@@ -15,7 +15,7 @@ from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.node import NodeCondition
 from engine.cgroups.formulas.names import to_path
 from engine.cgroups.formulas.settings import CgroupSettings
-from engine.host.checksummed_file import keep, kept
+from engine.host.checksummed_file import read_checksummed, write_checksummed
 
 log = logging.getLogger("kubengine.node")
 
@@ -50,7 +50,9 @@ class NodeEvents:
         """
         self._recorder.node(NORMAL, "Starting", "Starting kubelet.")
         try:
-            known = kept(self._record, bytes.decode, without="it is unknown whether the machine was rebooted")
+            known = read_checksummed(
+                self._record, bytes.decode, without="it is unknown whether the machine was rebooted"
+            )
             if known == boot_id:
                 return
             # Without a record this is the first start on the machine, or one after a loss: no reboot is
@@ -58,7 +60,7 @@ class NodeEvents:
             if known:
                 text = f"Node {self._node} has been rebooted, boot id: {boot_id}"
                 self._recorder.node(WARNING, "Rebooted", text)
-            keep(self._record, boot_id.encode())
+            write_checksummed(self._record, boot_id.encode())
         except Refused as error:
             log.warning("%s", error)
 

@@ -203,8 +203,8 @@ class PodState(msgspec.Struct):
     `started_at` is a Unix time; `waiting_reason` is why the pod is not admitted yet. By container name:
     `waiting` is why a container does not run, `restarts` counts the runs of containers that were removed
     because the pod starts again, and `past` counts runs of containers that were removed together with an
-    earlier instance of the pod. `messages` are the termination messages by container id; `sealed` tells
-    whether the published status is the pod's last one.
+    earlier instance of the pod. `messages` are the termination messages by container id; `final_published`
+    tells whether the published status is the pod's last one.
     """
 
     pod: Pod
@@ -218,7 +218,7 @@ class PodState(msgspec.Struct):
     messages: dict[str, str] = msgspec.field(default_factory=dict)
     restarting: frozenset[str] = frozenset()
     """Ids of containers that a resize has stopped and that have to start again, whatever their policy."""
-    sealed: bool = False
+    final_published: bool = False
 
     @property
     def wanted(self) -> Pod:

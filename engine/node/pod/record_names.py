@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.api.errors import Refused
-from engine.host.checksummed_file import kept, set_aside
+from engine.host.checksummed_file import read_checksummed, set_aside
 from engine.host.files import sync_directory
 from engine.host.records.store import RecordStore, StoredNames
 
@@ -88,7 +88,7 @@ async def take_over(pods: Path, store: RecordStore) -> None:
     """
     found = list(_files(pods)) if pods.is_dir() else []
     for path, name in found:
-        content = kept(path, bytes, without="it is unknown what was recorded there")
+        content = read_checksummed(path, bytes, without="it is unknown what was recorded there")
         if content is not None:
             # A record is one line; JSON means the same with blanks.
             store.put_soon(name, content.replace(b"\n", b" "))

@@ -65,7 +65,7 @@ class AcceptedSpecs:
         """Return the digest of the manifest that a pod came from, or an empty text."""
         return self._manifests.get(uid) or self._read(uid, _decode_manifest) or ""
 
-    async def keep(self, pod: Pod) -> None:
+    async def write(self, pod: Pod) -> None:
         """Write the record, and return when it is on disk. Raises `Refused` with the path."""
         await self._store.put(key(pod.uid, ACCEPTED), self.record(pod))
 

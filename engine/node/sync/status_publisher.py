@@ -47,7 +47,7 @@ class StatusPublisher:
     async def publish(self, state: PodState) -> None:
         """Compute the status from the runtime and the worker's state, and publish it if it changed."""
         # Containers of an ended pod are removed in time, and a status without them would say less.
-        if state.sealed and state.pod.status.phase in (SUCCEEDED, FAILED):
+        if state.final_published and state.pod.status.phase in (SUCCEEDED, FAILED):
             return
         record = self._runtime.watch.pod(state.pod.uid)
         ended = [c for c in record.containers if c.state == EXITED]
@@ -56,8 +56,8 @@ class StatusPublisher:
                 state.pod, ended, state.messages, root=self._context.root, logs=self._logs
             )
         # Read only now, since the pod may have ended during the wait above. A status computed from here on
-        # shows the end, so it is the last one; an earlier one must not be sealed.
-        state.sealed = state.life.final
+        # shows the end, so it is the last one; an earlier one is not final.
+        state.final_published = state.life.final
         pod = state.pod
         self._probes.observed(pod, record, self._addresses.ips)
         self._admission.observed(pod, record)

@@ -175,7 +175,7 @@ class PodSync:
     async def _accept(self, pod: Pod) -> None:
         """Record the accepted pod before anything of it is created."""
         if self._accepted is not pod:
-            await self._services.records.accepted.keep(pod)
+            await self._services.records.accepted.write(pod)
             self._accepted = pod
 
     async def _finish(self, actions: PodActions) -> None:

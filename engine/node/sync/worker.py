@@ -67,7 +67,7 @@ class PodWorker:
         known_start = _known_start(pod, services)
         if known_start is None and life.state is LifeState.ADMITTING:
             services.metrics.seen(pod.uid, now, len(pod.spec.containers))
-        self._state = PodState(pod, life, known_start or now, past=dict(past), sealed=life.final)
+        self._state = PodState(pod, life, known_start or now, past=dict(past), final_published=life.final)
         self.life = life
         self._services = services
         self._enter = enter

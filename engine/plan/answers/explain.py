@@ -65,7 +65,7 @@ SENTENCES = {
     "same": "{node} decides as recorded: {reason} ({amount})",
     "differs": "{node} decides otherwise: {reason} ({amount} in all)",
     "gap": "the record of {node} lacks something: {reason}",
-    "unlike": "the replay of {node} is unlike the record: {reason}",
+    "mismatch": "the replay of {node} differs from its record: {reason}",
     "spared": "on {node}, {object} goes on ({reason})",
     "admit": "on {node}, {object} is admitted ({reason})",
     "earlier": "on {node}, {object} goes {amount} earlier: {reason}",

@@ -102,7 +102,7 @@ class _Alike:
     began: Threshold | None = None
 
 
-class Courses:
+class EvictionCourses:
     """Compute the course of each node until no threshold is due or no pod is left to evict: `found` for nodes
     where one was met, by their positions, and in `stores` (one or more, the same on each node) what is
     available then.
@@ -273,11 +273,11 @@ class Courses:
                 freed[id(use)] = listed.running(use[listed.pods])
         for store, amounts in self._limits:
             before = store.available[nodes]
-            after = before[listed.which] + freed[id(store.use[0])]
-            reached = after >= amounts[nodes][listed.which]
-            crossed = reached == (before < amounts[nodes])[listed.which]
+            after = before[listed.node_of] + freed[id(store.use[0])]
+            reached = after >= amounts[nodes][listed.node_of]
+            crossed = reached == (before < amounts[nodes])[listed.node_of]
             count = np.minimum(count, listed.until(crossed))
-        last = listed.begins + count - 1
+        last = listed.offsets + count - 1
         for store in self._stores:
             store.available[nodes] += freed[id(store.use[0])][last]
         return count

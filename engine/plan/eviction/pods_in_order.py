@@ -25,22 +25,22 @@ class PodsInOrder:
     counts: NDArray[np.int64]
 
     @cached_property
-    def begins(self) -> NDArray[np.int64]:
+    def offsets(self) -> NDArray[np.int64]:
         """Return int64[n]: where each node's pods begin."""
         return self.counts.cumsum() - self.counts
 
     @cached_property
-    def which(self) -> NDArray[np.int64]:
+    def node_of(self) -> NDArray[np.int64]:
         """Return int64[m]: each pod's node."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def of(self, nodes: NDArray[np.int64]) -> PodsInOrder:
         """Return the pods of some nodes."""
-        return self._taken(self.begins[nodes], self.counts[nodes])
+        return self._select(self.offsets[nodes], self.counts[nodes])
 
     def first(self, most: NDArray[np.int64]) -> PodsInOrder:
         """Return at most this many of each node."""
-        return self._taken(self.begins, np.minimum(self.counts, most))
+        return self._select(self.offsets, np.minimum(self.counts, most))
 
     def among(self, nodes: NDArray[np.bool_]) -> PodsInOrder:
         """Drop nodes that have no pods here and are not among `nodes`."""
@@ -48,13 +48,13 @@ class PodsInOrder:
 
     def where(self, kept: NDArray[np.bool_]) -> PodsInOrder:
         """Return some of the pods."""
-        counts = np.bincount(self.which[kept], minlength=len(self.counts))
+        counts = np.bincount(self.node_of[kept], minlength=len(self.counts))
         return PodsInOrder(self.pods[kept], counts)
 
     def running(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return int64[m]: sums from a node's first pod to each. Every node has pods."""
-        sums, begins = values.cumsum(), self.begins
-        before: NDArray[np.int64] = (sums[begins] - values[begins])[self.which]
+        sums, offsets = values.cumsum(), self.offsets
+        before: NDArray[np.int64] = (sums[offsets] - values[offsets])[self.node_of]
         return sums - before
 
     def until(self, marked: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -63,14 +63,14 @@ class PodsInOrder:
         """
         number = np.arange(1, len(self.pods) + 1)
         first: NDArray[np.int64] = np.minimum.reduceat(
-            np.where(marked, number, len(self.pods) + 1), self.begins
+            np.where(marked, number, len(self.pods) + 1), self.offsets
         )
-        until: NDArray[np.int64] = np.minimum(first - self.begins, self.counts)
+        until: NDArray[np.int64] = np.minimum(first - self.offsets, self.counts)
         return until
 
-    def _taken(self, begins: NDArray[np.int64], counts: NDArray[np.int64]) -> PodsInOrder:
+    def _select(self, offsets: NDArray[np.int64], counts: NDArray[np.int64]) -> PodsInOrder:
         ends = counts.cumsum()
-        places = np.repeat(begins - (ends - counts), counts) + np.arange(int(ends[-1]) if len(ends) else 0)
+        places = np.repeat(offsets - (ends - counts), counts) + np.arange(int(ends[-1]) if len(ends) else 0)
         return PodsInOrder(self.pods[places], counts)
 
 
@@ -79,8 +79,8 @@ class NodesPods:
 
     def __init__(self, snapshot: Snapshot, nodes: NDArray[np.int64], ranked: Ranked) -> None:
         self._columns, self._node_of = snapshot.tables.columns, snapshot.column("node")
-        self._begins = snapshot.offsets[nodes]
-        self._counts = snapshot.offsets[nodes + 1] - self._begins
+        self._offsets = snapshot.offsets[nodes]
+        self._counts = snapshot.offsets[nodes + 1] - self._offsets
         self._nodes, self._ranked = nodes, ranked
 
     def in_order(
@@ -92,7 +92,7 @@ class NodesPods:
         counts = np.zeros_like(self._counts)
         counts[which] = self._counts[which]
         ends = counts.cumsum()
-        rows = np.repeat(self._begins - (ends - counts), counts) + np.arange(int(counts.sum()))
+        rows = np.repeat(self._offsets - (ends - counts), counts) + np.arange(int(counts.sum()))
         ranked = eviction_order(
             self._columns, rows.astype(np.int32), self._ranked, usage[0][rows], usage[1][rows]
         )

@@ -16,9 +16,9 @@ from engine.admission.failures import Failure
 from engine.admission.predicates import NodeFacts, UsedPorts, host_ports, other_failures, wrong_os
 from engine.api.pod import Pod
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.kept import once_per_snapshot
 from engine.plan.snapshot.node_labels import labels_of_nodes
 from engine.plan.snapshot.objects import node_object, pods_of_node
+from engine.plan.snapshot.results import once_per_snapshot
 from engine.tables import ClusterTables
 
 SINGLE_THREAD_PODS = 200_000

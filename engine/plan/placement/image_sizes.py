@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.kept import once_per_snapshot
 from engine.plan.snapshot.lazy_table import coded, parts_of
+from engine.plan.snapshot.results import once_per_snapshot
 
 Values = NDArray[np.int64]
 

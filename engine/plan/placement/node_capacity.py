@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine._fast.placement.node_amounts import sums_on_nodes
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
-from engine.plan.snapshot.kept import once_per_snapshot
+from engine.plan.snapshot.results import once_per_snapshot
 
 Rule = Literal["spread", "pack"]
 MAX_CACHED_REQUESTS: Final = 4

@@ -35,10 +35,10 @@ from engine.plan.placement.node_capacity import NodeCapacity
 from engine.plan.placement.spread import MAX_NODE_SCORE, SpreadScores
 from engine.plan.placement.topology import PodRows, Undecidable
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.kept import once_per_snapshot
 from engine.plan.snapshot.lazy_table import value_of
 from engine.plan.snapshot.node_labels import Nodes
 from engine.plan.snapshot.objects import decoded_spec
+from engine.plan.snapshot.results import once_per_snapshot
 
 MAX_CACHED_TEMPLATES: Final = 4
 """Templates whose scores are cached: successive pods often have the same template."""

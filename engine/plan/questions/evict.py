@@ -29,7 +29,7 @@ from engine.eviction.thresholds import Threshold, parse_thresholds, thresholds_f
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
 from engine.plan.answers.answer import Answer, AnswerPodRows, Rows, coded
-from engine.plan.eviction.eviction_course import Courses, Evictions, NodeStore, Usage, nearest
+from engine.plan.eviction.eviction_course import EvictionCourses, Evictions, NodeStore, Usage, nearest
 from engine.plan.eviction.pods_in_order import NodesPods
 from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.questions.image_columns import image_columns, image_slice
@@ -194,7 +194,7 @@ class _SimulatedNodes:
         above = [f"{threshold.signal} is above {threshold.value}" for threshold in rules.thresholds]
         self._nearest = coded(places, above), distances
         before = [store.capacity - store.available for store in stores]
-        self._courses = Courses(
+        self._courses = EvictionCourses(
             stores,
             rules.thresholds,
             layout=rules.layout,

@@ -17,8 +17,8 @@ from engine.api.struct import to_builtins
 from engine.plan.reading.templates import Templates
 from engine.plan.snapshot.columns import NO_NODE, TEMPLATE_CLAIM, Snapshot, without_labels
 from engine.plan.snapshot.inline_volumes import inline_names
-from engine.plan.snapshot.kept import share_kept
 from engine.plan.snapshot.lazy_table import LongerTable, whole
+from engine.plan.snapshot.results import share_results
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, ResourceNames
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -65,7 +65,7 @@ def with_pods(snapshot: Snapshot, added: Sequence[AddedPods]) -> tuple[Snapshot,
         start += one.count
     more = replace(snapshot, pods=LongerTable(snapshot.pods, rows), templates=joined)
     if more.resources.names == snapshot.resources.names:
-        share_kept(snapshot, more)
+        share_results(snapshot, more)
     return more, ranges
 
 

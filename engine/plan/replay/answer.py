@@ -30,18 +30,18 @@ def answer_of(nodes: Sequence[PlayedNode]) -> Answer:
     """Return per node `same` or `differs` (amount: decisions that were taken again) and, with a configuration
     or more pods, a row for each difference.
 
-    `unlike` rows name decisions that the replay takes otherwise than the recorder did, under the recorded
+    `mismatch` rows name decisions that the replay takes otherwise than the recorder did, under the recorded
     configuration; `gap` rows what the record lacks.
     """
     rows = Rows(_unique([one.name for one in nodes]))
     for number, one in enumerate(nodes):
-        verdict = "differs" if one.found or one.unlike else "same"
+        verdict = "differs" if one.found or one.mismatches else "same"
         said = f"{len(one.found)} of its decisions differ" if one.found else one.all_said
         rows.add(number, verdict, "", said, one.decisions, "decisions")
         for gap in one.gaps:
             rows.add(number, "gap", "", gap, 0, "")
-        for text in one.unlike:
-            rows.add(number, "unlike", "", text, 1, "decisions")
+        for text in one.mismatches:
+            rows.add(number, "mismatch", "", text, 1, "decisions")
         for different in one.found:
             rows.add(
                 number, different.decision, different.pod, different.why, different.amount, different.unit
@@ -56,7 +56,7 @@ class PlayedNode(NamedTuple):
     all_said: str
     decisions: int
     gaps: Sequence[str]
-    unlike: Sequence[str]
+    mismatches: Sequence[str]
     found: Sequence[Different]
 
 
@@ -65,12 +65,12 @@ def played(
 ) -> PlayedNode:
     """Play the record of one agent."""
     now = NodeReplay(node).play()
-    unlike = not_repeated(recorded_decisions(node), now)
+    mismatches = not_repeated(recorded_decisions(node), now)
     found: list[Different] = []
     if config is not None or more:
         following = NodeReplay(node, config, added_pods(more))
         found = list(differences(now, following.play(), node.began))
-    return PlayedNode(node.name, all_of(node.began, node.ended), len(now), node.gaps, unlike, found)
+    return PlayedNode(node.name, all_of(node.began, node.ended), len(now), node.gaps, mismatches, found)
 
 
 def all_of(began: float, ended: float) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine.eviction.signals import ALLOCATABLE_MEMORY_AVAILABLE, MEMORY_AVAILABLE
 from engine.eviction.thresholds import Threshold
-from engine.plan.eviction.eviction_course import Courses, Evictions, NodeStore
+from engine.plan.eviction.eviction_course import EvictionCourses, Evictions, NodeStore
 from engine.plan.eviction.pods_in_order import NodesPods
 from engine.plan.rightsizing.replay import RecordedNode
 from engine.plan.snapshot.columns import Snapshot
@@ -110,7 +110,7 @@ def evictions(
         ):
             available = np.array(limit, np.int64) - pods
             stores.append(NodeStore((signal,), np.array(capacity), available, images.copy(), (use, known)))
-        courses = Courses(
+        courses = EvictionCourses(
             stores, thresholds, layout="shared", transition_period=0.0,
             order=NodesPods(snapshot, nodes, "memory").in_order, pods=snapshot.placed,
             max_evictions=MOST_EVICTIONS,

@@ -22,8 +22,8 @@ from engine.api.errors import InvalidInput
 from engine.api.node import Taint
 from engine.api.scheduling import NodeSelector
 from engine.plan.snapshot.columns import LABEL, REPEATED_TEXT, TAINTS, Snapshot
-from engine.plan.snapshot.kept import once_per_snapshot
 from engine.plan.snapshot.lazy_table import Table, coded, value_of
+from engine.plan.snapshot.results import once_per_snapshot
 
 Nodes: TypeAlias = NDArray[np.bool_]
 Labels: TypeAlias = Mapping[str, str]

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from engine.api.errors import InvalidInput, Refused
 from engine.api.quantity import decimal
-from engine.host.checksummed_file import keep, kept
+from engine.host.checksummed_file import read_checksummed, write_checksummed
 from engine.host.files import remove_unfinished
 from engine.host.trees import disk_usage, remove_tree
 from engine.runtime.images.archives import Archive, ArchivedImage
@@ -245,7 +245,9 @@ class ImageStore:
         """Return bytes and inodes of a complete layer that is stored here."""
         if not (self.layers / name).is_dir():
             return None
-        counted = kept(self.layers / f"{name}{SIZE}", _counted, without="the layer is counted again")
+        counted = read_checksummed(
+            self.layers / f"{name}{SIZE}", _counted, without="the layer is counted again"
+        )
         if counted is None:
             counted = disk_usage(self.layers / name)
             with contextlib.suppress(Refused):
@@ -253,7 +255,7 @@ class ImageStore:
         return counted
 
     def _keep_size(self, name: str, counted: tuple[int, int]) -> None:
-        keep(self.layers / f"{name}{SIZE}", json.dumps(counted).encode())
+        write_checksummed(self.layers / f"{name}{SIZE}", json.dumps(counted).encode())
 
     def _take_tags(self, newer: StoredImage) -> None:
         """Assign the names to the image that was imported last."""
@@ -267,7 +269,7 @@ class ImageStore:
             "id": image.id, "config": image.config, "layers": image.layers, "tags": image.tags,
             "digests": image.digests, "size": image.size, "inodes": image.inodes,
         }  # fmt: skip
-        keep(self._records / f"{image.id[7:]}.json", json.dumps(document, indent=1).encode())
+        write_checksummed(self._records / f"{image.id[7:]}.json", json.dumps(document, indent=1).encode())
         self._read_at = -1
 
     def _import_matching(self, reference: str) -> None:
@@ -313,7 +315,7 @@ class ImageStore:
         if changed != self._read_at:
             images = {HOST_ID: host_image()}
             for path in sorted(self._records.glob("*.json")):
-                image = kept(path, _STORED.decode, without=WITHOUT)
+                image = read_checksummed(path, _STORED.decode, without=WITHOUT)
                 if image is not None:
                     image.pinned = bool(self._pinned & set(image.tags))
                     images[image.id] = image

@@ -198,7 +198,7 @@ async def test_it_is_read_back_as_it_was(tmp_path, manifest):
     pod.status.phase = "Running"
     with records.store_at(tmp_path) as store:
         store.start()
-        await AcceptedSpecs(store).keep(pod)
+        await AcceptedSpecs(store).write(pod)
         await store.stop()
     with records.store_at(tmp_path) as store:
         read = AcceptedSpecs(store).read(pod.uid)

@@ -11,7 +11,7 @@ import pytest
 
 from engine.api.errors import Unavailable
 from engine.host import checksummed_file
-from engine.host.checksummed_file import keep
+from engine.host.checksummed_file import write_checksummed
 from engine.host.records import store as record_store
 from engine.host.records.store import RecordStore
 from engine.node.pod.record_names import (
@@ -134,7 +134,7 @@ def earlier(tmp_path: Path) -> Path:
     """Return a root directory with the files that an earlier version wrote."""
     for kind in KINDS:
         (tmp_path / "pods/u").mkdir(parents=True, exist_ok=True)
-        keep(tmp_path / f"pods/u/{kind}.json", f'{{"{kind}": 1}}'.encode())
+        write_checksummed(tmp_path / f"pods/u/{kind}.json", f'{{"{kind}": 1}}'.encode())
     return tmp_path
 
 

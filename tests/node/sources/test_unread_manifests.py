@@ -12,7 +12,7 @@ import pytest
 from engine.api.documents import read_with_status
 from engine.api.errors import InvalidInput
 from engine.api.lifecycle import PodEnd
-from engine.host import checksummed_file as kept
+from engine.host import checksummed_file
 from engine.node.running_node import RECORDS
 from engine.node.sources import manifests as sources
 from tests.node_rig import Rig, container
@@ -126,7 +126,7 @@ async def test_pods_of_an_earlier_agent_keep_running_while_their_records_are_unr
     assert pod is not None
     await node.kill_pod(pod, PodEnd("Evicted", "the node was short of it"))
     await eventually(lambda: rig.phase("b") == "Failed")
-    short, read = True, kept._read
+    short, read = True, checksummed_file._read
 
     def failing_read(path: Path) -> bytes:
         if short and path.name == RECORDS:
@@ -134,7 +134,7 @@ async def test_pods_of_an_earlier_agent_keep_running_while_their_records_are_unr
         return read(path)
 
     await rig.stop()
-    monkeypatch.setattr(kept, "_read", failing_read)
+    monkeypatch.setattr(checksummed_file, "_read", failing_read)
     starting = asyncio.ensure_future(rig.start())
     await asyncio.sleep(0.5)
     short = False

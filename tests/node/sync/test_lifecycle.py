@@ -340,7 +340,7 @@ async def test_a_pod_waits_for_the_resources_of_one_that_the_node_ends(rig: Rig,
     await asyncio.sleep(0)
     rig.write("next", {"containers": all_of_it, "priorityClassName": "system-node-critical"})
     await eventually(lambda: rig.reason("next"))
-    assert rig.reason("next") == "AwaitingRoom"
+    assert rig.reason("next") == "WaitingForResources"
     assert rig.pod("next").status.message.endswith("default/evicted-n1")
     await ending
     await eventually(lambda: rig.phase("next") == "Running")

@@ -169,5 +169,5 @@ async def test_collections_and_restarts_are_repeated(
     fewer = {row["object"]: row["amount"] for row in rows if row["decision"] == "restarts"}
     times = len([one for one in recorded if (one.kind, one.pod) == (RESTART, "default/fails-n1")])
     assert 0 < fewer["default/fails-n1/c"] < times
-    done = run_plan("replay", str(tmp_path / "record"), "--explain", "--fail-on", "gap,unlike")
+    done = run_plan("replay", str(tmp_path / "record"), "--explain", "--fail-on", "gap,mismatch")
     assert done.returncode == 0, done.stdout

@@ -26,7 +26,7 @@ def once_per_snapshot(compute: Callable[[Snapshot], T]) -> Callable[[Snapshot], 
     return kept
 
 
-def share_kept(snapshot: Snapshot, other: Snapshot) -> Snapshot:
+def share_results(snapshot: Snapshot, other: Snapshot) -> Snapshot:
     """Return `other`, which has the same nodes and placed pods, with the results of `snapshot`, also those
     computed later.
     """
