@@ -162,8 +162,8 @@ class NodeStatusManager:
         if self._external_cloud and known.status.get("addresses"):
             wanted.pop("addresses", None)
         due = self._clock() >= self._report_at
-        # A resource whose plugin is gone is reported with amount 0, so that the scheduler does not use an old
-        # amount.
+        # A resource whose plugin is gone is reported with amount 0 once, so that the scheduler does not use
+        # an old amount. An amount that another client sets afterwards stays.
         extended = {name for name in wanted.get("capacity", ()) if is_extended(name)}
         self._gone = (self._gone | self._ours) - extended
         patch = (full_patch if due else status_patch)(known.status, wanted, self._gone)
@@ -174,7 +174,7 @@ class NodeStatusManager:
             known = await self._client.patch(f"{self._path}/status", patch, ApiNode)
             self._accept(known)
             self._report_at = self._clock() + report_after(self._report_seconds, self._chance)
-        self._ours |= extended
+        self._ours, self._gone = extended, set()
         return known
 
     async def _register_again(self) -> None:

@@ -434,7 +434,7 @@ class RunningNode:
 
     def _node_changed(self, metadata: ObjectMeta, spec: NodeSpec, status: Mapping[str, Any]) -> None:
         """Apply the API server's Node: its labels and taints, and its attached volumes."""
-        judgement_changed = self.description.adopt(metadata, spec)
+        judgement_changed = self.description.adopt(metadata, spec, status)
         self._pod_cidr.node_changed(spec.pod_cidrs or ())
         self.attachments.node_changed(status)
         self._addresses.node_changed(status)

@@ -51,9 +51,12 @@ class Server:
         return node(2, capacity={"cpu": "2"}, allocatable={"cpu": "2"}, conditions=[])
 
 
-def manager(server: Server, *, register: bool = False) -> NodeStatusManager:
+def manager(
+    server: Server, *, register: bool = False, amounts: dict[str, Quantity] | None = None
+) -> NodeStatusManager:
+    amounts = amounts if amounts is not None else {"cpu": Quantity.parse("2")}
+
     async def describe() -> Node:
-        amounts = {"cpu": Quantity.parse("2")}
         return Node(status=NodeStatus(capacity=amounts, allocatable=amounts, conditions=[]))
 
     config = KubeletConfiguration(register_node=register)
@@ -76,6 +79,31 @@ async def test_a_change_from_the_watch_during_a_patch_is_kept():
     server.meanwhile = lambda: None
     assert await keeper.report()
     assert server.patches[1:] == [{"allocatable": {"example.com/dongle": "4"}}]
+
+
+async def test_a_plugins_resource_becomes_zero_once_and_another_clients_amount_stays():
+    server = Server()
+    amounts = {"cpu": Quantity.parse("2"), "example.com/gpu": Quantity.parse("4")}
+    keeper = manager(server, amounts=amounts)
+    version = 2
+
+    def accept() -> None:
+        nonlocal version
+        version += 1
+        sent = server.patches[-1]
+        capacity = {"cpu": "2", **sent.get("capacity", {})}
+        keeper.on_changed(node(version, capacity=capacity, allocatable=capacity, conditions=[]))
+
+    server.meanwhile = accept
+    assert await keeper.report()
+    del amounts["example.com/gpu"]
+    assert await keeper.report()
+    assert server.patches[-1]["capacity"] == {"example.com/gpu": "0"}
+    advertised = {"cpu": "2", "example.com/gpu": "8"}
+    keeper.on_changed(node(9, capacity=advertised, allocatable=advertised, conditions=[]))
+    before = len(server.patches)
+    assert await keeper.report()
+    assert len(server.patches) == before
 
 
 async def test_a_patch_answered_before_the_deletion_does_not_bring_a_deleted_node_back():

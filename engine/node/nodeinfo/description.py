@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
-from engine.api.errors import KubengineError
+from engine.api.errors import InvalidInput, KubengineError
 from engine.api.meta import ObjectMeta
 from engine.api.node import (
     PROVIDED_IP,
@@ -19,7 +20,8 @@ from engine.api.node import (
     NodeStatus,
     Taint,
 )
-from engine.api.quantity import Quantity
+from engine.api.quantity import ZERO, Quantity
+from engine.api.resources import is_extended
 from engine.api.struct import to_builtins
 from engine.api.timestamps import whole_second
 from engine.cgroups.formulas.allocatable import without_huge_pages
@@ -93,14 +95,20 @@ class NodeDescription:
         taints = [*(config.register_with_taints or ()), *([UNINITIALIZED] if external_cloud else ())]
         self._spec = NodeSpec(provider_id=config.provider_id, taints=taints or None)
         self._known: tuple[ObjectMeta, NodeSpec] | None = None
+        self._extended: dict[str, Quantity] = {}
         self._addresses = addresses
         self._info = machine.node_info(parts.runtime)
 
-    def adopt(self, metadata: ObjectMeta, spec: NodeSpec) -> bool:
-        """Adopt the labels and taints of the API server's Node; return whether they changed."""
+    def adopt(self, metadata: ObjectMeta, spec: NodeSpec, status: Mapping[str, Any]) -> bool:
+        """Adopt the labels, taints and extended resources of the API server's Node; return whether they
+        changed. `status` is the JSON of `Node.status`.
+        """
         before, before_spec = self._known or (self._metadata, self._spec)
+        before_extended = self._extended
         self._known = metadata, spec
-        return (before.labels, before_spec.taints) != (metadata.labels, spec.taints)
+        self._extended = _extended_resources(status.get("allocatable"))
+        judged = (metadata.labels, spec.taints, self._extended)
+        return (before.labels, before_spec.taints, before_extended) != judged
 
     def own(self) -> Node:
         """Return the Node as `complete` does, without images and with the labels and taints given
@@ -132,9 +140,9 @@ class NodeDescription:
     def judging(self) -> Node:
         """Return only what admission needs of the Node: labels, taints and allocatable."""
         metadata, spec = self._known or (self._metadata, self._spec)
-        return Node(
-            metadata=metadata, spec=spec, status=NodeStatus(allocatable=self._resources.allocatable())
-        )
+        # The Node also has extended resources without a device plugin: other clients set their amounts.
+        allocatable = {**self._extended, **self._resources.allocatable()}
+        return Node(metadata=metadata, spec=spec, status=NodeStatus(allocatable=allocatable))
 
     async def complete(self) -> Node:
         """Return the Node with fresh addresses, and with images if the runtime lists them in time.
@@ -178,6 +186,17 @@ class NodeDescription:
 def _aggregate(errors: list[str]) -> str:
     """Join several errors in one line, as Kubernetes does."""
     return errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
+
+
+def _extended_resources(allocatable: object) -> dict[str, Quantity]:
+    """Return the extended resources of a Node's allocatable, without amounts that cannot be used."""
+    found = {}
+    for name, amount in allocatable.items() if isinstance(allocatable, dict) else ():
+        with suppress(InvalidInput):
+            quantity = Quantity.parse(str(amount))
+            if is_extended(name) and quantity >= ZERO:
+                found[name] = quantity
+    return found
 
 
 def node_images(images: Iterable[cri.Image], most: int) -> list[ContainerImage]:

@@ -108,6 +108,28 @@ async def test_a_rejected_pod_has_failed_for_good(joined: Joined, cluster: Clust
     await cluster.gone("big")
 
 
+async def test_an_extended_resource_that_another_client_advertises_is_counted(
+    joined: Joined, cluster: Cluster
+):
+    await joined.start()
+    advertised = {"status": {"capacity": {"example.com/dongle": "2"}}}
+    await cluster.client.patch("/api/v1/nodes/n1/status", advertised, Object)
+    assert joined.node is not None
+    description = joined.node.running.description
+    await eventually(lambda: "example.com/dongle" in description.judging().status.allocatable)
+    both = container(
+        resources={"requests": {"example.com/dongle": "2"}, "limits": {"example.com/dongle": "2"}}
+    )
+    await cluster.run("both", containers=[both])
+    await cluster.ready("both")
+    one = container(
+        resources={"requests": {"example.com/dongle": "1"}, "limits": {"example.com/dongle": "1"}}
+    )
+    await cluster.run("third", containers=[one])
+    pod = await cluster.until("third", "Failed")
+    assert pod["status"]["reason"] == "OutOfexample.com/dongle"
+
+
 async def test_a_restarted_agent_restarts_no_container(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime
 ):
