@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -18,6 +19,7 @@ from engine.transport.grpc_channel import CallFailed
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 
 _SERVICE = "/v1beta1.DevicePlugin/"
+_NUMBERS = itertools.count(1)
 
 log = logging.getLogger("kubengine.devices")
 
@@ -33,12 +35,16 @@ class DevicePluginDeadlines(msgspec.Struct, frozen=True):
 
 
 class Endpoint:
-    """Call a connected plugin. Every call raises `Refused` or `Unavailable` naming the resource."""
+    """Call a connected plugin. Every call raises `Refused` or `Unavailable` naming the resource.
+
+    `number` grows from one registration to the next.
+    """
 
     def __init__(self, resource: str, path: Path, deadlines: DevicePluginDeadlines) -> None:
         check_socket_path(path)
         self.resource = resource
         self.path = path
+        self.number = next(_NUMBERS)
         self.options = wire.DevicePluginOptions()
         self.watching: asyncio.Task[None] | None = None
         self._deadlines = deadlines

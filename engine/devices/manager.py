@@ -218,16 +218,20 @@ class DeviceManager:
     async def connect(self, resource: str, socket: Path) -> None:
         """Connect to a plugin and follow its devices; it replaces an earlier plugin of the same resource.
 
-        Raises a `KubengineError` if the plugin cannot be reached or does not return its options.
+        Raises a `KubengineError` if the plugin cannot be reached or does not return its options, and
+        `Unavailable` if a plugin that registered later is connected already.
         """
         check_resource_name(resource)
         endpoint = Endpoint(resource, socket, self._deadlines)
         try:
             await endpoint.connect()
+            earlier = self._endpoints.get(resource)
+            # A plugin that starts again may register while the agent still waits for its former process.
+            if earlier is not None and earlier.number > endpoint.number:
+                raise Unavailable(f"replaced by the plugin at {earlier.path}", subject=resource)
         except BaseException:
             await endpoint.close()
             raise
-        earlier = self._endpoints.get(resource)
         # Before the earlier one is closed: the end of its stream must not count as a loss of the plugin,
         # which would make all devices unhealthy.
         self._endpoints[resource] = endpoint

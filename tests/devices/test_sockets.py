@@ -10,6 +10,7 @@ import pytest
 from engine.api.errors import Refused
 from engine.devices.endpoint import DevicePluginDeadlines, Endpoint
 from engine.devices.manager import LIST_ACTIVE_GATE
+from engine.testing.device_plugin import SampleDevicePlugin
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
@@ -26,6 +27,29 @@ async def test_a_second_plugin_of_a_resource_replaces_the_first(agent):
     await first.stop()
     await asyncio.sleep(0.05)
     assert agent.counts() == (3, 3), "the end of the replaced plugin changes nothing"
+
+
+async def test_a_plugin_that_answers_late_does_not_replace_one_that_registered_later(
+    agent, monkeypatch: pytest.MonkeyPatch
+):
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def late(*_: object) -> wire.DevicePluginOptions:
+        asked.set()
+        await may_answer.wait()
+        return wire.DevicePluginOptions()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SampleDevicePlugin, "GetDevicePluginOptions", late)
+        first = await agent.plugin(count=2, register=False)
+    registering = asyncio.create_task(first.register(agent.plugin_dir))
+    await asked.wait()
+    second = await agent.plugin(count=3, socket="second.sock", register=False)
+    await agent.registered(second)
+    may_answer.set()
+    with pytest.raises(Refused, match=r"replaced by the plugin at .*second\.sock"):
+        await registering
+    assert agent.counts() == (3, 3)
 
 
 async def test_repeated_and_unnamed_devices_are_sorted_out(agent):
