@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -29,6 +29,8 @@ SCHEMA: Final = pa.schema(
     ]
 )
 COLUMNS: Final = tuple(SCHEMA.names)
+_NUMBERED: Final = SCHEMA.set(SCHEMA.get_field_index("node"), pa.field("node", pa.int32()))
+"""Rows that hold the numbers of nodes instead of their names."""
 RESOURCE_UNITS: Final = {
     "cpu": "milli-CPU",
     "memory": "bytes",
@@ -163,10 +165,6 @@ class Rows:
     _pods: list[AnswerPodRows] = field(default_factory=list)
     _tables: list[pa.Table] = field(default_factory=list)
 
-    @cached_property
-    def _names(self) -> pa.Array:
-        return pa.array(self.node_names, pa.string())
-
     def add(self, node: int, decision: str, object: str, reason: str, amount: int, unit: str) -> None:
         self._add(node, decision, object, reason, amount, unit, 1)
 
@@ -216,7 +214,7 @@ class Rows:
             pa.table(
                 {
                     "scenario": _repeated("", count),
-                    "node": pa.DictionaryArray.from_arrays(_numbers(node, pa.int32()), self._names),
+                    "node": _numbers(node, pa.int32()),
                     "decision": _texts(decision, count),
                     "object": pa.repeat(pa.scalar(object, pa.large_string()), count)
                     if isinstance(object, str)
@@ -225,7 +223,7 @@ class Rows:
                     "amount": _numbers(amount, pa.int64()),
                     "unit": _texts(unit, count),
                 },
-                SCHEMA,
+                _NUMBERED,
             )
         )
 
@@ -251,16 +249,14 @@ class Rows:
             pa.table(
                 {
                     "scenario": _repeated("", len(entry)),
-                    "node": pa.DictionaryArray.from_arrays(
-                        _numbers(np.array(node, np.int32)[entry], pa.int32()), self._names
-                    ),
+                    "node": _numbers(np.array(node, np.int32)[entry], pa.int32()),
                     "decision": _repeated_each(decision, entry),
                     "object": objects,
                     "reason": reasons,
                     "amount": _numbers(amounts, pa.int64()),
                     "unit": _repeated_each(unit, entry),
                 },
-                SCHEMA,
+                _NUMBERED,
             )
         )
 
@@ -282,12 +278,22 @@ class Rows:
     def answer(self, *, sort: bool = False) -> Answer:
         """Return all rows; with `sort` by node, keeping the order within one."""
         self._flush()
-        table = pa.concat_tables([SCHEMA.empty_table(), *self._tables]).unify_dictionaries().combine_chunks()
+        tables = [_NUMBERED.empty_table(), *self._tables]
+        table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         if sort and table.num_rows:
-            number = table["node"].chunk(0).indices.to_numpy()
-            order = np.argsort(number, kind="stable")
+            order = np.argsort(table["node"].to_numpy(), kind="stable")
             table = table.take(pa.array(order)).combine_chunks()
+        named = self._named(table["node"].to_numpy())
+        table = table.set_column(SCHEMA.get_field_index("node"), SCHEMA.field("node"), named)
         return Answer(table, dict(self.notes))
+
+    def _named(self, node: NDArray[np.integer[Any]]) -> pa.DictionaryArray:
+        """Return the names of nodes. A few rows do not carry the names of all nodes."""
+        names = self.node_names
+        if len(node) < len(names):
+            used, node = np.unique(node, return_inverse=True)
+            names = [names[number] for number in used.tolist()]
+        return pa.DictionaryArray.from_arrays(_numbers(node, pa.int32()), pa.array(names, pa.string()))
 
 
 def _numbers(values: NDArray[np.integer[Any]], kind: Any) -> pa.Array:

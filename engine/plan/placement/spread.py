@@ -92,7 +92,7 @@ class SpreadScores:
         present &= cells.keyed[base_cell]
         on_host = np.zeros(len(base_cell))
         for at in nodes_of_pods:
-            weight = _topology_weight(int((nodes & cells.keyed_nodes).sum()))
+            weight = _topology_weight(int(np.count_nonzero(nodes & cells.keyed_nodes)))
             matching = np.bincount(np.searchsorted(hosts, at), minlength=len(hosts))
             on_host[count:] += np.where(cells.named[before], matching * weight, 0.0)
         score = self._cell_scores(row, constraints, cells, base_cell, present, on_host)

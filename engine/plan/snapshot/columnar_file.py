@@ -10,11 +10,14 @@ import io
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +52,8 @@ LATER_TABLES = ("volumes", "attach_limits", "dynamic_resources")
 ROW_GROUP = 131_072
 MOST_PARTS = 32
 """Row groups of columns that are kept for single values."""
+READERS = 2
+"""Parts of a column that are read in advance."""
 MAX_TABLE = 64 * 2**30
 _LOCAL_HEADER = 30
 _BROKEN = (
@@ -56,6 +61,7 @@ _BROKEN = (
     MemoryError, struct.error, zipfile.BadZipFile, pa.ArrowException,
 )  # fmt: skip
 """What the zip and Parquet readers raise for invalid bytes."""
+T = TypeVar("T")
 
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
@@ -186,7 +192,7 @@ class SnapshotFile:
             return part(column, number)[row - int(starts[number])].as_py()
 
         def parts(column: str) -> Iterator[pa.ChunkedArray]:
-            return (read([column], [group])[column] for group in chosen)
+            return in_advance(lambda group: read([column], [group])[column], chosen)
 
         several = len(chosen) > 1
         return LazyTable(
@@ -236,6 +242,19 @@ class SnapshotFile:
         """Yield the cluster node range by node range, in order."""
         for first, last in self.bounds(max_pods):
             yield self.shard(first, last)
+
+
+def in_advance(compute: Callable[[int], T], items: Sequence[int]) -> Iterator[T]:
+    """Yield `compute(item)` for each item, while a thread computes the next ones: reading a part of a column
+    and using the one before it take about as long.
+    """
+    coming, waiting = deque[Future[T]](), iter(items)
+    with ThreadPoolExecutor(READERS) as pool:
+        coming.extend(pool.submit(compute, item) for item in islice(waiting, READERS))
+        while coming:
+            found = coming.popleft().result()
+            coming.extend(pool.submit(compute, item) for item in islice(waiting, 1))
+            yield found
 
 
 def node_ranges(counts: NDArray[np.int64], max_pods: int) -> list[tuple[int, int]]:
