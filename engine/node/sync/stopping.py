@@ -30,7 +30,10 @@ MINIMUM_GRACE_SECONDS = 2
 
 
 def grace_seconds(pod: Pod, record: ContainerRecord | None = None, probe: str = "") -> int:
-    """Return the pod's grace period, or that of a liveness or startup probe that ends the container."""
+    """Return the pod's grace period, or that of a liveness or startup probe that ends the container.
+
+    A period of 0 leaves no time for a preStop hook (`PodStopper.stop_container`).
+    """
     grace = pod.spec.termination_grace_period_seconds
     if grace is None:
         grace = record.grace_seconds if record is not None and record.grace_seconds is not None else 30
@@ -39,7 +42,7 @@ def grace_seconds(pod: Pod, record: ContainerRecord | None = None, probe: str = 
         spec = getattr(container, f"{probe}_probe", None)
         if spec is not None and spec.termination_grace_period_seconds is not None:
             grace = spec.termination_grace_period_seconds
-    return max(grace, MINIMUM_GRACE_SECONDS)
+    return grace
 
 
 def ends_before(pod: Pod, name: str) -> set[str]:

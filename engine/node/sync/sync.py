@@ -26,6 +26,7 @@ from engine.node.images.pull import StartRefused
 from engine.node.pod.life import LifeEvent, PodState, Waiting
 from engine.node.pod.records import TerminationRecord
 from engine.node.pod.resize import Resize
+from engine.node.sources.pod_sink import LEAST_GRACE_SECONDS
 from engine.node.spec.cri_config import container_hash
 from engine.node.sync.actions import PodActions, compute_pod_actions
 from engine.node.sync.operations import PodOperations
@@ -420,7 +421,9 @@ class PodSync:
 
     def _grace_of(self, container: ContainerRecord) -> int:
         given = self._state.life.given_grace
-        return given if given is not None else grace_seconds(self._state.pod, container)
+        # A pod that ends has a second at least, also for its hooks; a container that restarts may have none.
+        own = max(grace_seconds(self._state.pod, container), LEAST_GRACE_SECONDS)
+        return given if given is not None else own
 
     def shorten_grace(self) -> None:
         """Stop again with a shorter grace period, if a stop with a longer one is under way."""

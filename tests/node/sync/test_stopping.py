@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from engine.api.documents import convert
@@ -10,6 +11,7 @@ from engine.api.pod import Pod
 from engine.node.sync.stopping import ends_before
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
+from tests.ports import free_port
 from tests.waiting import eventually
 
 SAID = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -109,3 +111,44 @@ async def test_a_sidecar_waits_for_its_turn_only_within_its_grace_period(rig: Ri
     rig.write("slow", {**spec, "activeDeadlineSeconds": 1})
     await eventually(lambda: running_then)
     assert sorted(running_then) == ["main", "side"]
+
+
+async def test_a_hook_runs_without_a_grace_period_only_when_the_whole_pod_ends(
+    rig: Rig, hollow: HollowRuntime
+) -> None:
+    """As in a kubelet: a restart takes 0 seconds as they are, and the end of a pod has a second at least."""
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split()[1].decode())
+        writer.write(SAID)
+        await writer.drain()
+        writer.close()
+
+    graces: list[float] = []
+    stop = hollow.backend.stop_container
+
+    async def stop_container(stopped: Any, grace: float) -> None:
+        graces.append(grace)
+        await stop(stopped, grace)
+
+    hollow.backend.stop_container = stop_container  # type: ignore[method-assign]
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    def write(name: str, **fields: Any) -> Path:
+        hook = {"preStop": {"httpGet": {"path": f"/{name}", "port": port}}}
+        spec = {"containers": [container(lifecycle=hook, **fields)], "terminationGracePeriodSeconds": 0}
+        return rig.write(name, spec)
+
+    closed = {"host": "127.0.0.1", "port": free_port()}
+    async with server:
+        await rig.start()
+        manifest = write("ends")
+        write("restarts", livenessProbe={"tcpSocket": closed, "periodSeconds": 1, "failureThreshold": 1})
+        await eventually(lambda: graces)
+        assert (asked, graces) == ([], [2])
+        await eventually(lambda: rig.phase("ends") == "Running")
+        manifest.unlink()
+        await eventually(lambda: asked)
+    assert asked == ["/ends"]
