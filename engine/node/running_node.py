@@ -376,6 +376,7 @@ class RunningNode:
                 self._reconciler.stop,
                 self._pod_cidr.stop,
                 self._plugins.stop,
+                self._puller.stop,
                 self.pods.stop,
                 self._control_plane.stop,
                 self._volume_manager.stop,

@@ -144,6 +144,11 @@ class ImagePuller:
         self._slots = asyncio.Semaphore(pulls_at_once(config))
         qps = config.registry_pull_qps
         self._rate = TokenBucket(qps, config.registry_burst) if qps else None
+        self._stopping = False
+
+    async def stop(self) -> None:
+        """Keep the intents of the pulls that the end of the agent interrupts from now on."""
+        self._stopping = True
 
     async def find(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
         """Return the image if it is present and needs no pull, or None if it must be pulled.
@@ -287,8 +292,10 @@ class ImagePuller:
                     refusals.append(error)
                 else:
                     return credential
-        except BaseException:
-            await self._access.remove_pull_intent(image)
+        except BaseException as error:
+            # The runtime may finish a pull that the end of the agent interrupts, as after a crash.
+            if not (self._stopping and isinstance(error, asyncio.CancelledError)):
+                await self._access.remove_pull_intent(image)
             raise
         # Remove the intent, or the image would count as pulled with unknown credentials.
         await self._access.remove_pull_intent(image)

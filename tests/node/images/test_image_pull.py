@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -168,6 +169,28 @@ async def test_an_endless_pull_is_abandoned_and_reported(
     assert any("Failed to pull image" in text and "no answer before the deadline" in text for text in said)
     rig.write("next", {"containers": [container(image="quick:1")]})
     await eventually(lambda: rig.phase("next") == "Running")
+
+
+async def test_an_image_whose_pull_the_end_of_the_agent_interrupts_is_not_preloaded(
+    rig: Rig, registry: Registry
+):
+    """As after a crash: the runtime may finish the pull. That of a removed pod has no such consequence."""
+    await rig.start()
+    directory = rig.root / "image_manager" / "pulling"
+    manifest = rig.write("removed", {"containers": [container(image="slow:1")]})
+    await eventually(lambda: registry.now == 1)
+    assert len(list(directory.iterdir())) == 1
+    manifest.unlink()
+    await eventually(lambda: not list(directory.iterdir()))
+    rig.write("stopped", {"containers": [container(image="slow:2")]})
+    await eventually(lambda: "slow:2" in " ".join(registry.begun))
+    await rig.stop()
+    (intent,) = directory.iterdir()
+    assert json.loads(intent.read_bytes())["image"] == "slow:2"
+    registry.open.set()
+    await rig.start()
+    await eventually(lambda: rig.phase("stopped") == "Running")
+    assert not list(directory.iterdir())
 
 
 async def test_a_pulled_image_is_kept_until_its_container_is_made(
