@@ -123,7 +123,8 @@ def _claims(names: Pseudonyms, text: str) -> str:
     for one in text.split():
         if one.startswith(INLINE_VOLUME):
             plugin, disk, *used = one.removeprefix(INLINE_VOLUME).split("/")
-            claims.append("/".join([f"{INLINE_VOLUME}{plugin}", names.of("handle", disk), *used]))
+            parts = ",".join(names.of("handle", part) for part in disk.split(","))
+            claims.append("/".join([f"{INLINE_VOLUME}{plugin}", parts, *used]))
             continue
         prefix = EPHEMERAL_CLAIM if one.startswith(EPHEMERAL_CLAIM) else ""
         claims.append(prefix + names.of("claim", one.removeprefix(prefix)))

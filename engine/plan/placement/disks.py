@@ -1,7 +1,7 @@
-"""Exclude nodes where another pod uses a cloud disk of the pod spec: the filter VolumeRestrictions, v1.36.
+"""Exclude nodes where another pod uses a disk of the pod spec: the filter VolumeRestrictions, v1.36.
 
-Two pods of a node may share a GCE persistent disk only if both mount it read-only, and an EBS volume never.
-The same rule for iSCSI and RBD is not applied, because a snapshot does not hold such volumes.
+Two pods of a node may share a GCE persistent disk, an iSCSI target or an RBD image only if both mount it
+read-only, and an EBS volume never.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
-from engine.plan.snapshot.inline_volumes import InlineDisk, inline_disks
+from engine.plan.snapshot.inline_volumes import ISCSI, RBD, InlineDisk, inline_disks
 from engine.plan.snapshot.node_labels import Nodes
 
-SHARED_BY_READERS: Final = "gcePersistentDisk"
+SHARED_BY_READERS: Final = ("gcePersistentDisk", ISCSI, RBD)
 NEVER_SHARED: Final = "awsElasticBlockStore"
 
 
@@ -73,7 +73,7 @@ def _exclusive(claims: str) -> tuple[InlineDisk, ...]:
     writer, so that no two pods share one.
     """
     return tuple(
-        disk._replace(read_only=disk.read_only and disk.plugin == SHARED_BY_READERS)
+        disk._replace(read_only=disk.read_only and disk.plugin in SHARED_BY_READERS)
         for disk in inline_disks(claims)
-        if disk.plugin in (SHARED_BY_READERS, NEVER_SHARED)
+        if disk.plugin in (*SHARED_BY_READERS, NEVER_SHARED)
     )

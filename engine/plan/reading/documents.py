@@ -68,7 +68,7 @@ class ClaimName(DocumentStruct):
 
 
 class PodVolume(DocumentStruct):
-    """Hold a volume, of which only the claim or the cloud disk matters: it can tie the pod to some nodes. The
+    """Hold a volume, of which only the claim or the disk matters: it can tie the pod to some nodes. The
     claim of a generic `ephemeral` volume is made with the pod, and named after both.
     """
 
@@ -79,7 +79,9 @@ class PodVolume(DocumentStruct):
     azure_disk: dict[str, Any] | None = None
     cinder: dict[str, Any] | None = None
     gce_persistent_disk: dict[str, Any] | None = None
+    iscsi: dict[str, Any] | None = None
     portworx_volume: dict[str, Any] | None = None
+    rbd: dict[str, Any] | None = None
 
 
 class PodDeviceClaim(DocumentStruct):

@@ -188,7 +188,7 @@ def _created(moment: datetime | None) -> float:
 
 
 def _claims(pod: str, volumes: list[PodVolume]) -> str:
-    """Return the names of the claims and cloud disks that a pod mounts, separated by spaces."""
+    """Return the names of the claims and disks that a pod mounts, separated by spaces."""
     names = []
     for volume in volumes:
         if volume.persistent_volume_claim is not None:
@@ -201,13 +201,15 @@ def _claims(pod: str, volumes: list[PodVolume]) -> str:
 
 
 def _sources(volume: PodVolume) -> dict[str, Any]:
-    """Return the cloud disk of a volume, by the field that has it."""
+    """Return the disk of a volume, by the field that has it."""
     return {
         "awsElasticBlockStore": volume.aws_elastic_block_store,
         "azureDisk": volume.azure_disk,
         "cinder": volume.cinder,
         "gcePersistentDisk": volume.gce_persistent_disk,
+        "iscsi": volume.iscsi,
         "portworxVolume": volume.portworx_volume,
+        "rbd": volume.rbd,
     }
 
 

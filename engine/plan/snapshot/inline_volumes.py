@@ -1,7 +1,9 @@
-"""Name cloud disks in the specs of pods among the claims of `pods.claims`: `inline/PLUGIN/ID`, followed by
+"""Name disks in the specs of pods among the claims of `pods.claims`: `inline/PLUGIN/ID`, followed by
 `/read-only` if a pod does not write to the disk.
 
-A CSI driver has replaced the in-tree plugin of each, and a node attaches them as volumes of that driver.
+A CSI driver has replaced the in-tree plugin of each cloud disk, and a node attaches them as volumes of that
+driver. An iSCSI volume has the IQN of its target as its ID. An RBD image has a name for each of its monitors,
+since the scheduler takes two images for one if they have a monitor, the pool and the name in common.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ IDS: Final = {
     "gcePersistentDisk": "pdName",
     "portworxVolume": "volumeID",
 }
-"""The plugins whose volumes the scheduler counts, and the field of each that names a disk."""
+"""The plugins of cloud disks, and the field of each that names a disk."""
+ISCSI: Final = "iscsi"
+RBD: Final = "rbd"
+_DEFAULT_POOL: Final = "rbd"
 
 
 class InlineDisk(NamedTuple):
@@ -46,24 +51,46 @@ def inline_disks(claims: str) -> Iterator[InlineDisk]:
 
 def inline_names(sources: Mapping[str, Any]) -> Iterator[str]:
     """Yield the name of the disk in a volume of a pod, given the sources of the volume by their fields."""
-    for plugin, field in IDS.items():
+    for plugin in (*IDS, ISCSI, RBD):
         source = sources.get(plugin) or {}
-        disk, suffix = source.get(field), READ_ONLY if source.get("readOnly") is True else ""
-        if isinstance(disk, str) and disk:
-            yield f"{INLINE_VOLUME}{plugin}/{quote(disk, safe='')}{suffix}"
+        suffix = READ_ONLY if source.get("readOnly") is True else ""
+        for disk in _disk_ids(plugin, source):
+            yield f"{INLINE_VOLUME}{plugin}/{disk}{suffix}"
+
+
+def _disk_ids(plugin: str, source: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the IDs of a disk, percent-encoded; none without the fields that identify it."""
+    if plugin == RBD:
+        monitors = source.get("monitors")
+        pool, image = source.get("pool", _DEFAULT_POOL), source.get("image")
+        for monitor in monitors if isinstance(monitors, list) else ():
+            parts = [part for part in (monitor, pool, image) if isinstance(part, str) and part]
+            if len(parts) == 3:
+                yield ",".join(quote(part, safe="") for part in parts)
+        return
+    disk = source.get(IDS.get(plugin, "iqn"))
+    if isinstance(disk, str) and disk:
+        yield quote(disk, safe="")
 
 
 def inline_source(name: str) -> dict[str, Any]:
     """Return the source of the volume that `inline_names` has named, by its field."""
     plugin, _, disk = name.removesuffix(READ_ONLY).removeprefix(INLINE_VOLUME).partition("/")
-    if plugin not in IDS:
-        raise InvalidInput(f"pods.claims: {name[:60]!r} names no volume")
     used = {"readOnly": True} if name.endswith(READ_ONLY) else {}
-    return {plugin: {IDS[plugin]: unquote(disk), **used}}
+    if plugin in IDS:
+        return {plugin: {IDS[plugin]: unquote(disk), **used}}
+    if plugin == ISCSI:
+        return {ISCSI: {"targetPortal": "", "lun": 0, "iqn": unquote(disk), **used}}
+    if plugin == RBD and disk.count(",") == 2:
+        monitor, pool, image = map(unquote, disk.split(","))
+        return {RBD: {"monitors": [monitor], "pool": pool, "image": image, **used}}
+    raise InvalidInput(f"pods.claims: {name[:60]!r} names no volume")
 
 
 def attached_as(name: str) -> tuple[str, str] | None:
     """Return the driver and the handle of the disk; None for one that no driver takes."""
+    if name.split("/")[1] not in IDS:
+        return None
     try:
         found = migrated_inline(msgspec.convert({"name": "disk", **inline_source(name)}, Volume), "")
     except InvalidInput:

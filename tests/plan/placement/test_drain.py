@@ -108,6 +108,13 @@ def disk(plugin: str, **source: Any) -> dict[str, Any]:
 
 
 DISK, READ_DISK = (disk("gcePersistentDisk", pdName="d", readOnly=read_only) for read_only in (False, True))
+ISCSI, READ_ISCSI = (
+    disk("iscsi", targetPortal="t", iqn="iqn.x", lun=lun, readOnly=lun == 1) for lun in (0, 1)
+)
+RBD, OTHER_RBD, READ_RBD = (
+    disk("rbd", monitors=monitors, image="i", readOnly=monitors == ["b", "c"])
+    for monitors in (["a", "b"], ["d"], ["b", "c"])
+)
 EBS = disk("awsElasticBlockStore", volumeID="d", readOnly=True)
 # Without regard to disks, the emptier n2 would be chosen.
 FULLER = [node("n2"), node("n3"), pod("one", "n3"), pod("two", "n3")]
@@ -186,6 +193,15 @@ GOES = [
         EBS,
         "n3",
     ),
+    ("away from a pod that reads its iSCSI target", [*FULLER, pod("other", "n2", **READ_ISCSI)], ISCSI, "n3"),
+    (
+        "to a pod that reads its iSCSI target, too",
+        [*FULLER, pod("other", "n2", **READ_ISCSI)],
+        READ_ISCSI,
+        "n2",
+    ),
+    ("away from a pod that writes its RBD image", [*FULLER, pod("other", "n2", **RBD)], READ_RBD, "n3"),
+    ("to a pod with an RBD image of other monitors", [*FULLER, pod("other", "n2", **RBD)], OTHER_RBD, "n2"),
     (
         "where an ephemeral volume can be attached, in another zone than the one that goes",
         [node("n2"), node("n3", "b"), attaches("n2", 0), attaches("n3", 1), *made_for("moving")],

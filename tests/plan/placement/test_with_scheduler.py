@@ -75,14 +75,23 @@ async def test_ephemeral_volumes_leave_the_nodes_that_the_scheduler_takes(site: 
 
 
 async def test_disks_without_a_claim_leave_the_nodes_that_the_scheduler_takes(site: Site) -> None:
-    """Each node attaches two GCE disks; one pod in three has the disk of another one, and some write."""
+    """Each node attaches two GCE disks; one pod in three has the disk of another one, and some write.
+
+    Some disks are EBS volumes, iSCSI targets or RBD images, which no node attaches through CSI.
+    """
     await offer(site)
     bound, disks = {}, list[Object]()
-    for number in range(3 * NODE_COUNT + 10):
+    for number in range(6 * NODE_COUNT + 10):
         name = f"p{number:03}"
         if not disks or site.draw.random() > 0.3:
-            ebs = {"awsElasticBlockStore": {"volumeID": f"vol-{number}"}}
-            disks.append(ebs if site.draw.random() < 0.2 else {"gcePersistentDisk": {"pdName": name}})
+            others = {
+                "awsElasticBlockStore": {"volumeID": f"vol-{number}"},
+                "iscsi": {"targetPortal": "t", "iqn": f"iqn.2000-01.com:{number}", "lun": number % 3},
+                "rbd": {"monitors": site.draw.sample("abc", 2), "image": f"i{number % 5}"},
+            }
+            plugin = site.draw.choice(list(others))
+            other = {plugin: others[plugin]}
+            disks.append(other if site.draw.random() < 0.4 else {"gcePersistentDisk": {"pdName": name}})
         ((plugin, source),) = site.draw.choice(disks[-5:]).items()
         disk = {"name": "data", plugin: source | {"readOnly": site.draw.random() < 0.6}}
         bound[name] = await site.run(plain(name, "100m", volumes=[disk]))
