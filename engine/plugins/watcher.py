@@ -236,11 +236,13 @@ class PluginWatcher:
                 failure = error
             try:
                 await self._notify(channel, failure)
-            except CallFailed as error:
-                if handler is not None and failure is None:
+            except (CallFailed, asyncio.CancelledError) as error:
+                if handler is not None and failure is None and self._watch is not None:
                     # A plugin that could not be told that it is registered would register again: both sides
-                    # must agree.
+                    # must agree. Its socket may also be gone, or another's, before it has answered.
                     await handler.deregister(info.name, endpoint)
+                if isinstance(error, asyncio.CancelledError):
+                    raise
                 text = f"NotifyRegistrationStatus: {rpc_error(error.status, error.details)}"
                 failure = failure or Refused(text, subject=str(path))
         if failure is not None:
