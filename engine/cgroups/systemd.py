@@ -8,7 +8,7 @@ goes to it as a property as well as into the file. Source: `org.freedesktop.syst
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -73,21 +73,27 @@ def unit_properties(files: Mapping[str, str]) -> list[Property]:
     return properties
 
 
-class SystemdSlices:
-    """Manage transient slices of one systemd, over one bus connection; every call has a deadline."""
+class _Lost(Unavailable):
+    """Raised if the connection to the bus is lost, as when the bus restarts."""
 
-    def __init__(self, connection: DBusConnection, address: str, *, timeout: float = TIMEOUT) -> None:
-        self._connection = connection
+
+class SystemdSlices:
+    """Manage transient slices of one systemd, over one bus connection; every call has a deadline.
+
+    A lost connection is opened again, and the call made again: each of them may be repeated.
+    """
+
+    def __init__(self, address: str, *, timeout: float = TIMEOUT) -> None:
+        """Connect. Raises `Unavailable` if the bus does not answer."""
         self._address = address
         self._timeout = timeout
-        removed = MatchRule(
+        self._removed = MatchRule(
             type="signal",
             interface=MANAGER.interface,
             member="JobRemoved",
             path=MANAGER.object_path,
         )
-        Proxy(message_bus, connection, timeout=timeout).AddMatch(removed)
-        self._removed = removed
+        self._connection = self._open()
         self._call("Subscribe")
 
     @classmethod
@@ -101,11 +107,24 @@ class SystemdSlices:
                 "use cgroupDriver: cgroupfs",
                 subject=running,
             )
-        address = address or os.environ.get("DBUS_SYSTEM_BUS_ADDRESS") or SYSTEM_BUS
+        return cls(address or os.environ.get("DBUS_SYSTEM_BUS_ADDRESS") or SYSTEM_BUS)
+
+    def _open(self) -> DBusConnection:
         try:
-            return cls(open_dbus_connection(address, auth_timeout=TIMEOUT), address)
+            connection = open_dbus_connection(self._address, auth_timeout=TIMEOUT)
+            Proxy(message_bus, connection, timeout=self._timeout).AddMatch(self._removed)
         except (OSError, ValueError, KeyError) as error:
-            raise Unavailable(f"the system bus does not answer: {error}", subject=address) from error
+            text = f"the system bus does not answer: {error}"
+            raise Unavailable(text, subject=self._address) from error
+        return connection
+
+    def _again_if_lost(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except _Lost:
+            self._connection = self._open()
+            self._call("Subscribe")
+            call()
 
     def start(self, name: CgroupName) -> None:
         """Start a transient slice, with accounting on.
@@ -122,6 +141,9 @@ class SystemdSlices:
         ]
         if parent != "-.slice":
             properties.append(("Wants", ("as", [parent])))
+        self._again_if_lost(lambda: self._start(unit, properties))
+
+    def _start(self, unit: str, properties: list[Property]) -> None:
         arguments = (unit, "replace", properties, list[Any]())
         if not self._job(unit, "StartTransientUnit", "ssa(sv)a(sa(sv))", arguments, ignore=_EXISTS):
             self._job(unit, "StartUnit", "ss", (unit, "replace"))
@@ -132,11 +154,18 @@ class SystemdSlices:
         if properties:
             unit, _ = systemd_unit(name)
             # True: at runtime only, so that nothing is left in /etc after a reboot.
-            self._call("SetUnitProperties", "sba(sv)", (unit, True, properties), unit=unit)
+            arguments = (unit, True, properties)
+            self._again_if_lost(lambda: self._set(unit, arguments))
+
+    def _set(self, unit: str, arguments: tuple[Any, ...]) -> None:
+        self._call("SetUnitProperties", "sba(sv)", arguments, unit=unit)
 
     def stop(self, name: CgroupName) -> None:
         """Stop a slice and everything in it; a missing one is fine."""
         unit, _ = systemd_unit(name)
+        self._again_if_lost(lambda: self._stop(unit))
+
+    def _stop(self, unit: str) -> None:
         self._job(unit, "StopUnit", "ss", (unit, "replace"), ignore=_NO_SUCH_UNIT)
 
     def close(self) -> None:
@@ -162,6 +191,8 @@ class SystemdSlices:
                 raise Unavailable(
                     f"systemd did not finish {method} in {self._timeout:g} s", subject=unit
                 ) from None
+            except OSError as error:
+                raise self._lost(error) from error
         return False
 
     def _call(
@@ -181,11 +212,7 @@ class SystemdSlices:
                 f"systemd did not answer {method} in {self._timeout:g} s", subject=unit or self._address
             ) from None
         except OSError as error:
-            with suppress(OSError):
-                self._connection.close()
-            raise Unavailable(
-                f"the connection to the bus was lost: {error}", subject=self._address
-            ) from error
+            raise self._lost(error) from error
         if reply.header.message_type.name == "error":
             refusal = DBusErrorResponse(reply)
             if refusal.name == ignore:
@@ -193,3 +220,8 @@ class SystemdSlices:
             detail = refusal.data[0] if refusal.data else refusal.name
             raise Refused(f"systemd refuses {method}: {detail}", subject=unit or self._address)
         return tuple(reply.body)
+
+    def _lost(self, error: OSError) -> _Lost:
+        with suppress(OSError):
+            self._connection.close()
+        return _Lost(f"the connection to the bus was lost: {error}", subject=self._address)

@@ -340,6 +340,9 @@ class CgroupTree:
                 self._enabled.discard(directory.path)
                 self._cpuset.pop(directory.path, None)
         if self.slices is not None:
+            if kill:
+                # systemd waits for a minute and a half for a process that ignores SIGTERM.
+                self.kill(name)
             # Stopping a slice removes its cgroup; what is left of it is removed below.
             self.slices.stop(name)
         while True:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import errno
 import shutil
+import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Systemd(threading.Thread):
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.units: set[str] = set()
         self.result: str | None = "done"
+        self.before: Callable[[str], None] = lambda method: None
         self.start()
 
     def run(self) -> None:
@@ -68,6 +70,7 @@ class Systemd(threading.Thread):
     def answer(self, message: Any) -> None:
         method = message.header.fields[HeaderFields.member]
         self.calls.append((method, message.body))
+        self.before(method)
         unit = message.body[0] if message.body else ""
         known = unit in self.units
         if method == "StartTransientUnit" and known:
@@ -165,6 +168,69 @@ def test_refusals_and_silence_name_the_unit(slices, systemd):
         slices.stop(POD)
     systemd.result = "done"
     slices.start(POD)
+
+
+@needs_bus
+@pytest.mark.parametrize("lost_at", ["between two calls", "SetUnitProperties", "StopUnit"])
+def test_a_lost_connection_is_opened_again(slices, systemd, lost_at):
+    slices.start(POD)
+
+    def lose(method: str) -> None:
+        if method == lost_at:
+            systemd.before = lambda method: None
+            slices._connection.sock.shutdown(socket.SHUT_RDWR)
+
+    systemd.before = lose
+    if lost_at == "between two calls":
+        slices._connection.sock.shutdown(socket.SHUT_RDWR)
+    slices.set(POD, {"pids.max": "64"})
+    slices.stop(POD)
+    methods = [method for method, _ in systemd.calls]
+    assert methods.count("Subscribe") == 2
+    assert methods[-1] == "StopUnit"
+    assert systemd.units == set()
+
+
+@needs_bus
+def test_a_bus_that_stays_away_is_tried_by_each_call(slices, systemd, tmp_path):
+    slices.start(POD)
+    address, slices._address = slices._address, f"unix:path={tmp_path}/none"
+    slices._connection.sock.shutdown(socket.SHUT_RDWR)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="the system bus does not answer"):
+            slices.set(POD, {"pids.max": "64"})
+    slices._address = address
+    slices.set(POD, {"pids.max": "64"})
+
+
+@needs_bus
+def test_what_is_left_in_a_pod_is_killed_before_systemd_waits_for_it(slices, systemd, tmp_path):
+    hierarchy = tmp_path / "cgroup"
+    hierarchy.mkdir()
+    (hierarchy / "cgroup.controllers").write_text("memory")
+    (hierarchy / "cgroup.subtree_control").write_text("memory")
+    mounts = Mounts(2, (CgroupHierarchy(str(hierarchy), frozenset(["memory"])),))
+    tree = CgroupTree(
+        mounts, FileRules(2, controllers=frozenset(["memory"])), driver="systemd", slices=slices
+    )
+    tree.make(("kubepods",))
+    group = hierarchy / "kubepods.slice"
+    with subprocess.Popen(["sleep", "600"]) as left:
+        (group / "cgroup.procs").write_text(str(left.pid))
+        ended: list[int | None] = []
+
+        def stop(method: str) -> None:
+            if method == "StopUnit":
+                with suppress(subprocess.TimeoutExpired):
+                    left.wait(0.2)
+                ended.append(left.returncode)
+                shutil.rmtree(group)
+
+        systemd.before = stop
+        tree.remove(("kubepods",), kill=True)
+        left.kill()
+    assert ended == [-signal.SIGKILL]
+    tree.descriptors.close_all()
 
 
 @needs_bus
