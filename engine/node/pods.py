@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from engine.admission.verdict import Verdict
-from engine.api.errors import KubengineError
+from engine.api.errors import KubengineError, Refused
 from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod, PodSpec
@@ -414,6 +414,26 @@ class PodManager:
             if uid not in wanted:
                 self._end_orphan(PodRecord(uid, "", ""))
         self._leftovers_ended = True
+
+    def remove_leftovers(self) -> None:
+        """Remove what appeared of pods after their end: directories and cgroups.
+
+        A runtime may carry out a start that was cancelled, and make the pod's cgroup again; a kubelet that
+        ran before may have stopped without removing those of finished pods.
+        """
+        if not self._leftovers_ended:
+            return
+        cgroups, watch = self._services.allocations.cgroups, self._services.runtime.watch
+        existing = cgroups.existing_pods().keys()
+        for uid in existing:
+            worker = self._workers.get(uid)
+            if worker is not None and worker.life.over and not watch.pod(uid).alive:
+                try:
+                    cgroups.remove_pod(uid)
+                except Refused as error:
+                    log.warning("pod %s: its cgroup stays: %s", worker.pod.full_name, error)
+        for uid in (self._services.volumes.directories.known_uids() | existing) - self._workers.keys():
+            self._end_orphan(watch.pods.get(uid) or PodRecord(uid, "", ""))
 
     def _end_orphan(self, record: PodRecord) -> None:
         """End a pod whose source dropped it while no agent ran, and remove everything of it.

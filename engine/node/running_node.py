@@ -410,6 +410,7 @@ class RunningNode:
             await asyncio.sleep(RECONCILE_SECONDS)
             with self._reconciler.step(RECONCILE_SECONDS):
                 self._cgroups.reconcile()
+                self.pods.remove_leftovers()
 
     # Notifications between the parts
 
