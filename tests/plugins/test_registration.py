@@ -46,7 +46,7 @@ class SlowDriver(SampleDraDriver):
         super().__init__(directory, registry)
         self.confirms = asyncio.Event()
 
-    async def NotifyRegistrationStatus(  # noqa: N802
+    async def NotifyRegistrationStatus(
         self, request: wire.RegistrationStatus, context: Any
     ) -> wire.RegistrationStatusResponse:
         self.status.append(request)
