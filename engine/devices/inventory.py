@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from engine._fast.devices import bitset
 from engine._fast.devices.device_list import ABSENT, HEALTHY, NO_TOPOLOGY, UNHEALTHY, DeviceIndex, NodeIds
+from engine.devices.checkpoint import NO_NODE
 from engine.topologymanager.policy import Numa
 from engine.topologymanager.search import DeviceCounts
 
@@ -171,10 +172,14 @@ class Inventory:
         return None if row is None else self._index.nodes(int(self._topology[row]))
 
     def near(self, nodes: Collection[int], within: Bits) -> tuple[Bits, Bits, Bits]:
-        """Split listed devices into those at `nodes`, those only at others, and those without nodes."""
+        """Split listed devices into those at `nodes`, those only at others, and those without nodes.
+
+        Plugins that pass on sysfs's `numa_node` list a device without a node at node -1.
+        """
         parts = [np.zeros_like(within) for _ in range(3)]
         for group in self.groups:
-            part = 2 if not group.nodes else 0 if any(node in nodes for node in group.nodes) else 1
+            at = set(group.nodes or ()) - {NO_NODE}
+            part = 2 if not at else 0 if any(node in nodes for node in at) else 1
             parts[part] |= group.members
         return tuple(bitset.intersection(part, within) for part in parts)  # type: ignore[return-value]
 
