@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from engine.api.objects.dynamic_resources import API, ResourceSlice, ResourceSliceList
-from engine.cluster.client import ApiClient
+from engine.cluster.client import ApiClient, ApiError
 
 
 class ResourceSlices:
@@ -29,7 +29,12 @@ class ResourceSlices:
     async def delete(self, driver: str) -> None:
         """Delete the slices of a driver, or of all drivers if it is ''. Raises `Refused`."""
         await self._registered.wait()
-        await self._client.delete(f"{API}/resourceslices", {}, self._selected(driver))
+        try:
+            await self._client.delete(f"{API}/resourceslices", {}, self._selected(driver))
+        except ApiError as error:
+            # An older API server, or one without the API group, has no slices that could be stale.
+            if error.code != 404:
+                raise
 
     def _selected(self, driver: str) -> dict[str, str]:
         of_driver = f",spec.driver={driver}" if driver else ""

@@ -91,13 +91,16 @@ class DraDrivers:
         self._following = tasks.passing("dra-driver")
         self._wiping = tasks.passing("dra-slices")
         self._wipes: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
 
     def start(self) -> None:
         """Delete the slices that earlier drivers left; drivers that register publish theirs again."""
         self._wiping.start(self._wipe(""), "of all drivers")
 
     async def stop(self) -> None:
-        """Close all connections; drivers keep what they have prepared."""
+        """Close all connections; drivers keep what they have prepared, and reports hold until they time
+        out."""
+        self._stopping = True
         await self._wiping.stop()
         await self._following.stop()
         for instances in self._instances.values():
@@ -193,7 +196,8 @@ class DraDrivers:
                 self._streams[name] -= 1
                 if not self._streams[name]:
                     del self._streams[name]
-                    self._health.ended(name)
+                    if not self._stopping:
+                        self._health.ended(name)
             await asyncio.sleep(HEALTH_RETRY_SECONDS)
 
     # Slices

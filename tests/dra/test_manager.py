@@ -406,6 +406,22 @@ async def test_pods_hear_how_the_devices_of_their_claims_are(dra: DraRig) -> Non
     await eventually(lambda: json.loads(path.read_text()) == {})
 
 
+async def test_the_health_of_devices_outlasts_the_agent(dra: DraRig) -> None:
+    driver = await dra.driver(tells_health=True)
+    dra.claim("a", "p")
+    pod = dra.pod("p", "a")
+    await dra.manager.prepare(pod)
+    await driver.report(("dev-a", "Healthy", ""))
+    await eventually(lambda: dra.changed == ["p"])
+    dra.drivers.clear()
+    await dra.restart()
+    assert [
+        known.health for known in dra.manager.health(pod, pod.spec.containers[0])["claim:a"].values()
+    ] == ["Healthy"]
+    assert dra.changed == ["p"]
+    await driver.stop()
+
+
 async def test_a_device_without_reports_becomes_unknown_after_its_timeout(dra: DraRig) -> None:
     driver = await dra.driver(tells_health=True)
     dra.claim("a", "p")

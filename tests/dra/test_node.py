@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import grpc
@@ -278,6 +279,16 @@ async def test_slices_of_this_node_are_deleted_when_the_agent_starts(claims: Cla
         server.create(SLICES, {"metadata": {"name": f"{node}-{driver}"}, "spec": spec})
     await claims.joined.restart()
     await eventually(lambda: [s["metadata"]["name"] for s in server.list(SLICES)] == [f"n2-{DRIVER}"])
+
+
+async def test_slices_that_the_api_server_does_not_know_are_not_deleted_again_and_again(
+    claims: ClaimsRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An API server before v1.34 has no `resource.k8s.io/v1`."""
+    claims.cluster.server.fail(404, path="/resourceslices", method="DELETE", times=None)
+    async with asyncio.timeout(5):
+        await claims.node.running._claims.drivers._wipe(DRIVER)
+    assert "cannot be deleted" not in caplog.text
 
 
 def device(name: str = "d", *cdi: str) -> wire.Device:
