@@ -173,10 +173,14 @@ class CgroupManager(NodeCgroups):
     def remove_all(self, *, kill: bool = False, wait: float = 0.0) -> None:
         self.tree.remove(self.settings.root, kill=kill, wait=wait)
         self.pods.known.clear()
-        # Parents above the root may hold cgroups of others: they stay if they are not empty.
+        # Parents above the root may hold cgroups of others, and stay then. They are not removed to find out:
+        # systemd would stop everything in the slice, and empty cgroups of others would go first.
         for depth in range(len(self.settings.root) - 1, 0, -1):
+            parent = self.settings.root[:depth]
             try:
-                self.tree.remove(self.settings.root[:depth])
+                if self.tree.children(parent) or self.tree.processes(parent):
+                    break
+                self.tree.remove(parent)
             except Refused:
                 break
 

@@ -20,6 +20,8 @@ HEALTHY, UNHEALTHY, UNKNOWN = "Healthy", "Unhealthy", "Unknown"
 DEFAULT_TIMEOUT: Final = 30.0
 MAX_TIMEOUT: Final = 10 * 365 * 86400.0
 MAX_MESSAGE: Final = 1024
+"""Bytes of a message."""
+
 MAX_DEVICES: Final = 16_384
 """Devices of one driver whose health is kept."""
 
@@ -52,8 +54,9 @@ def reported(pool: str, device: str, health: str, message: str, timeout: float) 
     """Return a report with its time-out and the length of its message in the kubelet's bounds."""
     if timeout <= 0:
         timeout = DEFAULT_TIMEOUT
-    if len(message) > MAX_MESSAGE:
-        message = message[: MAX_MESSAGE - 3] + "..."
+    # In bytes: the API server refuses the status of a pod with a longer message.
+    if len(text := message.encode(errors="replace")) > MAX_MESSAGE:
+        message = text[: MAX_MESSAGE - 3].decode(errors="ignore") + "..."
     return DeviceHealth(pool, device, health, message, min(timeout, MAX_TIMEOUT))
 
 

@@ -210,3 +210,20 @@ def test_overmounted_hierarchies_are_ignored(tmp_path):
     mounts = find_mounts(mountinfo=str(file))
     assert [hierarchy.path for hierarchy in mounts.hierarchies] == ["/sys/fs/cgroup/cpu"]
     assert mounts.bare is None
+
+
+@pytest.mark.root
+def test_cgroups_of_others_beside_the_pods_survive_their_removal(private_root):
+    with managed(private_root) as manager:
+        manager.create_pod(guaranteed("g", "500m"))
+        top = manager.tree.group(manager.settings.root[:1]).path
+        others = [Path(f"{hierarchy.path}{top}/other") for hierarchy in manager.mounts.hierarchies]
+        for other in others:
+            other.mkdir()
+        manager.remove_all(kill=True, wait=5.0)
+        assert not manager.tree.exists_anywhere(manager.settings.root)
+        assert all(other.is_dir() for other in others), "an empty cgroup is still somebody's"
+        for other in others:
+            other.rmdir()
+        manager.remove_all(kill=True, wait=5.0)
+        assert not manager.tree.exists_anywhere(manager.settings.root[:1])

@@ -224,3 +224,7 @@ def test_a_time_out_and_a_message_have_bounds() -> None:
     assert len(device.message) == 1024
     assert device.message.endswith("x...")
     assert reported("pool", "a", HEALTHY, "", 1e18).timeout < 1e9
+    for letter in "é", "語":
+        message = reported("pool", "a", UNHEALTHY, letter * 1000, 0).message
+        assert message.endswith(f"{letter}...")
+        assert 1021 <= len(message.encode()) <= 1024, "the API server counts bytes"
