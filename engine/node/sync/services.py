@@ -112,6 +112,9 @@ class ContainerPlacement(Protocol):
     def starting(self, pod: Pod, container: Container) -> None:
         """Handle a created container that is about to start."""
 
+    def containers_changed(self) -> None:
+        """Handle containers that started or stopped."""
+
 
 class RuntimeServices(msgspec.Struct, frozen=True):
     """Hold the runtime: its client, the view of its pods, its health, its name and version."""

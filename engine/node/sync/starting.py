@@ -220,6 +220,7 @@ class ContainerStarter:
         self._let_burst(pod, container, container_id, config)
         _link_log(pod, container, container_id, config, sandbox)
         await self._refresh(record, container_id)
+        self._allocations.placement.containers_changed()
         # A postStart hook may take a day; other pods start meanwhile.
         slot.release()
         await self._post_start(pod, container, container_id, record)

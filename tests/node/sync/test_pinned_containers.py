@@ -1,0 +1,49 @@
+"""Where containers run beside pods with exclusive CPUs, on a machine of eight CPUs that exists for the agent
+only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from engine.cri.client import RuntimeClient, Unimplemented
+from engine.runtime.hollow import HollowRuntime
+from tests.node.sync.test_resizing_pinned_pods import cpuset, pinned, shared, write
+from tests.node_rig import Rig
+from tests.waiting import eventually
+
+__all__ = ["pinned"]
+
+
+async def _no_events(self: RuntimeClient) -> AsyncIterator[Any]:
+    raise Unimplemented("unknown method GetContainerEvents")
+    yield
+
+
+async def test_a_container_that_starts_after_the_pool_has_shrunk_leaves_exclusive_cpus(
+    pinned: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its configuration is older than the exclusive CPUs, and no event tells that it has started."""
+    monkeypatch.setattr(RuntimeClient, "events", _no_events)
+    create, go_on = hollow.backend.create_container, asyncio.Event()
+
+    async def slow_create(made: Any, image: Any) -> None:
+        if made.config.labels["io.kubernetes.pod.name"].startswith("shared"):
+            await go_on.wait()
+        await create(made, image)
+
+    monkeypatch.setattr(hollow.backend, "create_container", slow_create)
+    rig = pinned
+    await rig.start()
+    shared(rig)
+    await eventually(lambda: "CreateContainer" in hollow.counts())
+    write(rig, "alone", 2)
+    await eventually(lambda: rig.phase("alone") == "Running")
+    assert cpuset(rig, hollow, "alone") == "1,5"
+    go_on.set()
+    await eventually(lambda: rig.phase("shared") == "Running")
+    await eventually(lambda: cpuset(rig, hollow, "shared") == "0,2-4,6-7", 10)
