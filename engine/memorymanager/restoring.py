@@ -6,7 +6,7 @@ keeps the reservations that are still possible and lists the others with the rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
@@ -68,7 +68,8 @@ def restore(
         return restored
     changed = _changed_amounts(checkpoint.machine_state, state.nodes)
     restored.changes += changed
-    if not changed and not restored.lost and _same_use(checkpoint.machine_state, state.nodes):
+    same = not changed and _kinds(checkpoint.machine_state) == _kinds(state.nodes)
+    if same and not restored.lost and _same_use(checkpoint.machine_state, state.nodes):
         # The split of a group's memory among its nodes depends on the order in which containers came and
         # went. Only the sums must agree, so keep the file's split, which a kubelet would write again.
         state.nodes = checkpoint.machine_state
@@ -103,6 +104,11 @@ def _changed_amounts(before: Mapping[int, NodeState], after: Mapping[int, NodeSt
     return changes
 
 
+def _kinds(nodes: Mapping[int, NodeState]) -> dict[int, Set[str]]:
+    """Return the types of memory of each node."""
+    return {node: state.memory_map.keys() for node, state in nodes.items()}
+
+
 def _amounts(node: NodeState | None) -> dict[str, tuple[int, int, int]]:
     """Return (total, reserved for the system, allocatable) by type."""
     tables = node.memory_map if node is not None else {}
@@ -113,7 +119,8 @@ def _same_use(before: Mapping[int, NodeState], after: Mapping[int, NodeState]) -
     """Return whether the blocks of each group of nodes add up to the memory used on it."""
 
     def used(nodes: Mapping[int, NodeState], group: Sequence[int], kind: str) -> int:
-        return sum(nodes[node].memory_map[kind].reserved for node in group)
+        tables = [nodes[node].memory_map.get(kind) for node in group]
+        return sum(table.reserved for table in tables if table is not None)
 
     return all(
         before[node].number_of_assignments == state.number_of_assignments

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 
+import pytest
+
 from engine.memorymanager.checkpoint import MemoryCheckpoint
 from engine.memorymanager.restoring import restore
 from engine.memorymanager.state import Block, MemoryState, NodeMemory, NodeState, unused
@@ -60,5 +62,32 @@ def test_a_split_of_a_group_that_only_order_explains_is_kept() -> None:
     state.release("gone", "c")
     before = MemoryCheckpoint("Static", state.nodes, {"a": {"c": list(state.held("a", "c") or ())}})
     restored = restore(before, machine(4, 4, reserved=1))
+    assert (restored.lost, restored.changes) == ([], [])
+    assert restored.state.nodes == before.machine_state
+
+
+GROUP = Block((0, 1), "memory", GIB)
+
+
+@pytest.mark.parametrize("pages", [{}, {1 << 20: 0}], ids=["a node without memory", "a size of huge pages"])
+@pytest.mark.parametrize("appears", [True, False])
+def test_what_appears_or_goes_without_any_bytes_is_no_change(pages: dict[int, int], appears: bool) -> None:
+    """A new kernel may show another size of huge pages, and a device a NUMA node without memory."""
+    reserved = {0: {"memory": GIB}}
+    less = unused([NodeMemory(0, 8 * GIB)], reserved)
+    more = unused([NodeMemory(0, 8 * GIB, pages), *([] if pages else [NodeMemory(1, 0)])], reserved)
+    earlier, later = (less, more) if appears else (more, less)
+    before = checkpoint(earlier, a=Block((0,), "memory", GIB))
+    restored = restore(before, copy.deepcopy(later))
+    assert (restored.lost, restored.changes) == ([], [])
+    assert restored.state.nodes.keys() == later.keys()
+    assert restored.state.nodes[0].memory_map.keys() == later[0].memory_map.keys()
+    assert restored.state.nodes[0].free("memory") == 6 * GIB
+
+
+def test_a_group_may_have_a_node_without_huge_pages() -> None:
+    nodes = unused([NodeMemory(0, 8 * GIB, {2048: 4}), NodeMemory(1, 0)], {0: {"memory": GIB}})
+    before = checkpoint(nodes, a=GROUP)
+    restored = restore(before, nodes)
     assert (restored.lost, restored.changes) == ([], [])
     assert restored.state.nodes == before.machine_state
