@@ -329,6 +329,7 @@ class CpuManager:
     def release(self, pod_uid: str) -> None:
         """Return the CPUs of a terminated pod to the shared pool."""
         self._lost_allocations.forget(pod_uid)
+        self._mover.forget(pod_uid)
         self._pods.pop(pod_uid, None)
         if self.policy is not None and pod_uid in self.policy.state.pod_uids:
             self.policy.release(pod_uid)

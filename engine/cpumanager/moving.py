@@ -47,7 +47,8 @@ class ContainerMover:
         self._prepare = prepare
         self._period = period
         self._written: dict[str, str] = {}
-        self._created: dict[tuple[str, str], str] = {}
+        self._created: dict[str, dict[str, str]] = {}
+        """CPUs that containers were created with and were not seen running since, by pod uid and name."""
         self._wake = asyncio.Event()
         self._done = asyncio.Event()
         self._done.set()
@@ -63,7 +64,11 @@ class ContainerMover:
 
     def created(self, pod_uid: str, container: str, cpus: str) -> None:
         """Remember the CPUs that a container is about to be created with."""
-        self._created[pod_uid, container] = cpus
+        self._created.setdefault(pod_uid, {})[container] = cpus
+
+    def forget(self, pod_uid: str) -> None:
+        """Forget a pod whose containers have ended, perhaps before they were seen running."""
+        self._created.pop(pod_uid, None)
 
     def changed(self) -> None:
         """Compare soon; until then `wait_done` waits."""
@@ -80,6 +85,8 @@ class ContainerMover:
         await self._done.wait()
 
     async def _move_when_woken(self) -> None:
+        # Also when it starts again after a failure, which has used up what woke it.
+        self._wake.set()
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -105,8 +112,9 @@ class ContainerMover:
             wanted = self._wanted(one.pod_uid, one.name)
             # A container that is new here has what it was created with; it is moved only if that has become
             # wrong.
-            if one.id not in self._written and (one.pod_uid, one.name) in self._created:
-                self._written[one.id] = self._created.pop((one.pod_uid, one.name))
+            created = self._created.get(one.pod_uid, {})
+            if one.id not in self._written and one.name in created:
+                self._written[one.id] = created.pop(one.name)
             if wanted and self._written.get(one.id) != wanted:
                 (leaving if self._only_shrinks(one.id, wanted) else others).append((one, wanted))
         occupied = 0
