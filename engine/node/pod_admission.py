@@ -124,6 +124,10 @@ class PodAdmission:
         """Return how long a pod tolerates a machine that refuses what admission needs."""
         return MachineWait(self._admission.patience, self._counted(report))
 
+    def pods_known(self) -> None:
+        """Release what state files list for pods that are not on the node; now every pod is known."""
+        self._devices.collect()
+
     def adopt(self, pod: Pod) -> None:
         """Count a pod that an earlier agent left running, without judging it again."""
         try:
@@ -135,6 +139,14 @@ class PodAdmission:
     def judge(self, pod: Pod) -> Verdict:
         """Decide, and count the pod. Raises `AdmissionRejected`, after which the pod holds nothing."""
         self._admission.arrives(pod)
+        try:
+            return self._decide(pod)
+        except AdmissionRejected:
+            # A pod that ran before a reboot still has what the state files list.
+            self._devices.pod_removed(pod.uid)
+            raise
+
+    def _decide(self, pod: Pod) -> Verdict:
         # Questions about the whole node come first: a pod that they reject claims no devices or victims.
         self._shutting_down()
         self._eviction.admit(pod)
@@ -169,6 +181,8 @@ class PodAdmission:
             await self._devices.allocate(without_claimed(pod), self._counted(report))
         except BaseException as error:
             self._admission.give_up(pod.uid, verdict)
+            if isinstance(error, AdmissionRejected):
+                self._devices.pod_removed(pod.uid)
             places = self._locator.describe(pod.uid)
             self._locator.forget(pod.uid)
             if places and isinstance(error, AdmissionRejected) and error.reason == TOPOLOGY_AFFINITY:

@@ -100,6 +100,8 @@ class PodManager:
             self._end_orphaned_pods()
         for pod in new:
             self._start_worker(pod, PodLife())
+        if self.known:
+            self._admission.pods_known()
 
     def update_pod(self, pod: Pod, source: str) -> None:
         """Add or update one pod of a source."""

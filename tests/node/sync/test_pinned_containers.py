@@ -5,6 +5,7 @@ only.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +18,18 @@ from tests.node_rig import Rig
 from tests.waiting import eventually
 
 __all__ = ["pinned"]
+
+
+async def erase(hollow: HollowRuntime, name: str) -> None:
+    """Remove a pod from the runtime, as a reboot does."""
+    client = RuntimeClient(str(hollow.socket), timeout=10)
+    try:
+        for sandbox in list(hollow.service.records.sandboxes.values()):
+            if sandbox.config.metadata.name == f"{name}-n1":
+                await client.stop_pod_sandbox(sandbox.id)
+                await client.remove_pod_sandbox(sandbox.id)
+    finally:
+        await client.close()
 
 
 async def _no_events(self: RuntimeClient) -> AsyncIterator[Any]:
@@ -47,3 +60,34 @@ async def test_a_container_that_starts_after_the_pool_has_shrunk_leaves_exclusiv
     go_on.set()
     await eventually(lambda: rig.phase("shared") == "Running")
     await eventually(lambda: cpuset(rig, hollow, "shared") == "0,2-4,6-7", 10)
+
+
+@pytest.mark.parametrize("why", ["deleted", "deleted with its directory", "rejected"])
+async def test_cpus_of_a_pod_that_does_not_come_back_are_shared_again(
+    pinned: Rig, hollow: HollowRuntime, why: str
+) -> None:
+    """The state file still lists a pod that went while no agent was there, and no other pod is admitted."""
+    rig = pinned
+    await rig.start()
+    shared(rig)
+    await eventually(lambda: rig.phase("shared") == "Running")
+    write(rig, "alone", 2)
+    await eventually(lambda: rig.phase("alone") == "Running")
+    await eventually(lambda: cpuset(rig, hollow, "shared") == "0,2-4,6-7", 10)
+    pod = rig.pod("alone")
+    assert pod is not None
+    uid = pod.uid
+    await rig.stop()
+    await erase(hollow, "alone")
+    if why == "rejected":
+        rig.config.max_pods = 1
+    else:
+        (rig.manifests / "alone.yaml").unlink()
+    if why == "deleted with its directory":
+        shutil.rmtree(rig.root / "pods" / uid)
+    await rig.start()
+    await eventually(lambda: rig.phase("shared") == "Running")
+    await eventually(lambda: cpuset(rig, hollow, "shared") == "0-7", 10)
+    await eventually(lambda: rig.phase("alone") == ("Failed" if why == "rejected" else ""), 10)
+    state = rig.root / "cpu_manager_state"
+    await eventually(lambda: b'"defaultCpuSet":"0-7","checksum"' in state.read_bytes(), 10)
