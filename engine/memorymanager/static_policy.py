@@ -5,7 +5,8 @@ Rules: kubelet v1.36 `memorymanager/policy_static.go`. Pure: `MemoryManager` sto
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import dropwhile, takewhile
 
 from engine.api.pod import Container, Pod, ResourceList
 from engine.api.qos import GUARANTEED, compute_qos_class
@@ -92,6 +93,15 @@ def check_shared_memory(pod: Pod) -> None:
         )
 
 
+def _sum_of(one: dict[int, dict[str, int]], other: dict[int, dict[str, int]]) -> dict[int, dict[str, int]]:
+    """Add two amounts of memory, by mask of nodes and type."""
+    total = {mask: dict(kinds) for mask, kinds in one.items()}
+    for mask, kinds in other.items():
+        for kind, size in kinds.items():
+            total.setdefault(mask, {})[kind] = total.get(mask, {}).get(kind, 0) + size
+    return total
+
+
 class StaticMemoryPolicy:
     """Reserve the memory of `state` for containers, as a `HintProvider`.
 
@@ -114,7 +124,7 @@ class StaticMemoryPolicy:
         blocks = self.state.held(pod.uid, container.name)
         if blocks is not None:
             return self._hints_of(blocks, wanted)
-        return self._hints(wanted, self._reusable(pod, container))
+        return self._hints(wanted, _sum_of(self._reusable(pod, container), self._borrowed(pod, container)))
 
     def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
         """Return hints for the memory of all containers together."""
@@ -187,11 +197,12 @@ class StaticMemoryPolicy:
         wanted = self.wanted(pod, container)
         if not wanted or self.state.held(pod.uid, container.name) is not None:
             return
-        reusable = self._reusable(pod, container)
-        mask = self._place(wanted, reusable, hint)
+        reusable, borrowed = self._reusable(pod, container), self._borrowed(pod, container)
+        mask = self._place(wanted, _sum_of(reusable, borrowed), hint)
         nodes = self._numa.ids(mask)
-        # Only blocks on exactly these nodes can be reused.
-        left = reusable.get(mask, {})
+        # Only blocks on exactly these nodes can be reused. What is borrowed stays in the later container's.
+        left, later = reusable.get(mask, {}), borrowed.get(mask, {})
+        wanted = {kind: max(size - later.get(kind, 0), 0) for kind, size in wanted.items()}
         for kind, size in wanted.items():
             self.state.use(nodes, kind, max(size - left.get(kind, 0), 0))
         self.state.assign(
@@ -303,11 +314,25 @@ class StaticMemoryPolicy:
         """Return the memory that ordinary init containers before this one leave, by mask of nodes
         and type.
         """
+        earlier = takewhile(lambda init: init.name != container.name, pod.init_containers)
+        return self._held_by(pod, [init for init in earlier if not init.is_sidecar])
+
+    def _borrowed(self, pod: Pod, container: Container) -> dict[int, dict[str, int]]:
+        """Return the memory of containers that start only after an ordinary init container has ended.
+
+        They have some already if the pod is admitted again, after a reboot: then it has no blocks for the
+        init containers that had ended before, and the node may have no further memory for them.
+        """
+        if container not in pod.init_containers or container.is_sidecar:
+            return {}
+        later = dropwhile(lambda one: one.name != container.name, pod.all_containers)
+        return self._held_by(pod, [one for one in later if one.name != container.name])
+
+    def _held_by(self, pod: Pod, containers: Sequence[Container]) -> dict[int, dict[str, int]]:
+        """Return the memory that containers hold together, by mask of nodes and type."""
         found: dict[int, dict[str, int]] = {}
-        for init in pod.init_containers:
-            if init.name == container.name:
-                break
-            for block in self.state.held(pod.uid, init.name) or () if not init.is_sidecar else ():
+        for container in containers:
+            for block in self.state.held(pod.uid, container.name) or ():
                 by_kind = found.setdefault(self._numa.mask(block.nodes), {})
                 by_kind[block.type] = by_kind.get(block.type, 0) + block.size
         return found
