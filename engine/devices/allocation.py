@@ -192,7 +192,8 @@ class Allocator:
         giving = [provider for provider in attempt.providers if uid not in provider.pod_uids]
         try:
             yield
-            for provider in giving:
+            # Also for a pod that had something before: some of its containers may have got more.
+            for provider in attempt.providers:
                 await provider.flush()
             if attempt.assigned:
                 # Before any container starts: after a crash the next agent would give devices of a running
