@@ -321,7 +321,7 @@ class ProbeManager:
     def failed(self, pod_uid: str, container: str, container_id: str) -> str:
         """Return `liveness` or `startup` if that probe wants the container restarted, or an empty text."""
         found = self._container(pod_uid, container)
-        if found is None or found.id != container_id or found.state != RUNNING:
+        if found is None or found.id != container_id or found.state != RUNNING or found.pod.deleted:
             return ""
         for worker in (found.liveness, found.startup):
             if worker is not None and worker.published == rule.FAILURE:

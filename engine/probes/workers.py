@@ -133,7 +133,8 @@ class ContainerProbes:
         if self.state != RUNNING:
             return False
         startup = self.startup
-        if startup is None or startup.published == rule.SUCCESS:
+        # The end of a pod ends its startup probes, even those that have failed: as if there were none.
+        if startup is None or startup.published == rule.SUCCESS or self.pod.deleted:
             return True
         # Until the first result of this agent, the earlier agent's word counts: a restart of the agent must
         # not make containers unready.

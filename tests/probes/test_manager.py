@@ -144,6 +144,18 @@ async def test_terminating_stops_liveness_and_not_readiness(rig):
     await eventually(lambda: not rig.manager.is_ready("u1", "app"))
 
 
+@pytest.mark.parametrize("failing", ["startup", "liveness"])
+async def test_the_end_of_a_pod_ends_what_a_failed_probe_asked_for(rig, failing):
+    async with serving(replying(OK)) as port:
+        pod = pod_with(readiness=http(port), **{failing: {"tcpSocket": {"port": 1}, "failureThreshold": 1}})
+        rig.run(pod)
+        await eventually(lambda: rig.manager.failed("u1", "app", "c1") == failing)
+        rig.manager.stop_liveness_and_startup("u1")
+        assert rig.manager.failed("u1", "app", "c1") == ""
+        assert rig.manager.is_started("u1", "app", "c1")
+        await eventually(lambda: rig.manager.is_ready("u1", "app", "c1"))
+
+
 async def test_sidecars_are_probed(rig):
     async with serving(replying(OK)) as port:
         pod = pod_with(sidecar=True, restart_policy="Never", readiness=http(port))
