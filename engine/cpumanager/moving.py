@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 from engine.api import cpu_set as cpu_sets
@@ -22,6 +24,17 @@ class RunningContainer(NamedTuple):
     pod_uid: str
     name: str
     id: str
+
+
+class _Move(NamedTuple):
+    """Hold a container, the CPUs that it should have, and those that it leaves and gains. One whose CPUs are
+    unknown leaves none.
+    """
+
+    container: RunningContainer
+    wanted: str
+    leaves: int
+    gains: int
 
 
 class ContainerMover:
@@ -101,13 +114,31 @@ class ContainerMover:
     async def _move_all(self) -> bool:
         """Move each container that is on wrong CPUs; return whether all moves succeeded.
 
-        Containers that leave CPUs come first. CPUs that one of them could not leave go to no other container.
+        None moves to CPUs that another one has yet to leave, or could not leave.
         """
         self._prepare()
+        pending = self._due()
+        occupied = 0
+        succeeded = True
+        while pending:
+            left = reduce(or_, (move.leaves for move in pending), occupied)
+            ready = [move for move in pending if not move.gains & left]
+            # Containers that exchange CPUs wait for each other; one of them has to go first.
+            ready = ready or [move for move in pending if not move.gains & occupied][:1]
+            if not ready:
+                return False
+            for move in ready:
+                if not await self._apply(move.container, move.wanted):
+                    succeeded = False
+                    occupied |= move.leaves
+            pending = [move for move in pending if move not in ready]
+        return succeeded
+
+    def _due(self) -> list[_Move]:
+        """Return the moves of containers that are on wrong CPUs."""
         running = list(self._running())
         self._written = {one.id: self._written[one.id] for one in running if one.id in self._written}
-        leaving: list[tuple[RunningContainer, str]] = []
-        others: list[tuple[RunningContainer, str]] = []
+        due = []
         for one in running:
             wanted = self._wanted(one.pod_uid, one.name)
             # A container that is new here has what it was created with; it is moved only if that has become
@@ -115,23 +146,11 @@ class ContainerMover:
             created = self._created.get(one.pod_uid, {})
             if one.id not in self._written and one.name in created:
                 self._written[one.id] = created.pop(one.name)
-            if wanted and self._written.get(one.id) != wanted:
-                (leaving if self._only_shrinks(one.id, wanted) else others).append((one, wanted))
-        occupied = 0
-        succeeded = True
-        for one, wanted in leaving:
-            if not await self._apply(one, wanted):
-                succeeded = False
-                occupied |= cpu_sets.parse(self._written[one.id]) & ~cpu_sets.parse(wanted)
-        for one, wanted in others:
-            if cpu_sets.parse(wanted) & occupied or not await self._apply(one, wanted):
-                succeeded = False
-        return succeeded
-
-    def _only_shrinks(self, container_id: str, wanted: str) -> bool:
-        """Tell whether a container only gives CPUs up."""
-        written = self._written.get(container_id)
-        return written is not None and not cpu_sets.parse(wanted) & ~cpu_sets.parse(written)
+            written = self._written.get(one.id, "")
+            if wanted and written != wanted:
+                before, after = cpu_sets.parse(written), cpu_sets.parse(wanted)
+                due.append(_Move(one, wanted, leaves=before & ~after, gains=after & ~before))
+        return due
 
     async def _apply(self, one: RunningContainer, wanted: str) -> bool:
         """Write the CPUs of a container to the runtime; return whether it accepted them."""

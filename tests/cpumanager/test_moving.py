@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from engine.api.errors import Refused
 from engine.cpumanager.moving import ContainerMover, RunningContainer
 from engine.host.tasks import Tasks
 from tests.cpumanager.rig import Rig, pinned_pod, settled
+
+
+def mover_of(wanted: dict[str, str], move: Callable[[str, str], Awaitable[None]]) -> ContainerMover:
+    """Return a mover of running containers, one in each pod, with the CPUs that they should have."""
+    return ContainerMover(
+        lambda pod_uid, container: wanted[pod_uid],
+        lambda: [RunningContainer(uid, "c", uid) for uid in wanted],
+        move,
+        prepare=lambda: None,
+        period=3600.0,
+        tasks=Tasks(),
+    )
 
 
 async def test_an_unexpected_failure_delays_a_move_only_shortly(caplog: pytest.LogCaptureFixture) -> None:
@@ -21,14 +35,7 @@ async def test_an_unexpected_failure_delays_a_move_only_shortly(caplog: pytest.L
             raise ValueError("unexpected")
         moved.append(cpus)
 
-    mover = ContainerMover(
-        lambda pod_uid, container: "0-3",
-        lambda: [RunningContainer("a", "c", "id")],
-        move,
-        prepare=lambda: None,
-        period=3600.0,
-        tasks=Tasks(),
-    )
+    mover = mover_of({"a": "0-3"}, move)
     mover.start()
     try:
         await asyncio.wait_for(mover.wait_done(), 10)
@@ -36,6 +43,56 @@ async def test_an_unexpected_failure_delays_a_move_only_shortly(caplog: pytest.L
         await mover.stop()
     assert moved == ["failed", "0-3"]
     assert "cpu-manager failed and will be retried" in caplog.text
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_container_that_also_gains_cpus_leaves_those_of_others_first(fails: bool) -> None:
+    """The pool may grow by the CPUs of a pod that ended while another pod's container takes one from it."""
+    moved: list[tuple[str, str]] = []
+    refused: set[str] = set()
+
+    async def move(container: str, cpus: str) -> None:
+        if container in refused:
+            raise Refused("the runtime is busy")
+        moved.append((container, cpus))
+
+    wanted = {"grows": "1,5", "shared": "0,3-4,7"}
+    mover = mover_of(wanted, move)
+    mover.start()
+    try:
+        await asyncio.wait_for(mover.wait_done(), 10)
+        moved.clear()
+        refused.update({"shared"} if fails else ())
+        wanted.update(grows="1,4-5", shared="0,2-3,6-7")
+        mover.changed()
+        if fails:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(mover.wait_done(), 0.2)
+            assert not moved
+        else:
+            await asyncio.wait_for(mover.wait_done(), 10)
+            assert moved == [("shared", "0,2-3,6-7"), ("grows", "1,4-5")]
+    finally:
+        await mover.stop()
+
+
+async def test_containers_that_exchange_cpus_do_not_wait_for_each_other() -> None:
+    moved: dict[str, str] = {}
+
+    async def move(container: str, cpus: str) -> None:
+        moved[container] = cpus
+
+    wanted = {"a": "1", "b": "2"}
+    mover = mover_of(wanted, move)
+    mover.start()
+    try:
+        await asyncio.wait_for(mover.wait_done(), 10)
+        wanted.update(a="2", b="1")
+        mover.changed()
+        await asyncio.wait_for(mover.wait_done(), 10)
+        assert moved == wanted
+    finally:
+        await mover.stop()
 
 
 async def test_containers_that_nobody_saw_running_are_forgotten_with_their_pods(tmp_path: Path) -> None:
