@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import dropwhile, takewhile
 
-from engine.api.pod import Container, Pod, ResourceList
+from engine.api.pod import Container, EphemeralContainer, Pod, ResourceList
 from engine.api.qos import GUARANTEED, compute_qos_class
 from engine.api.quantity import NANO
 from engine.api.resources import MEMORY, has_equal_amounts, has_pod_level_resources, is_hugepage
@@ -287,6 +287,9 @@ class StaticMemoryPolicy:
 
     def container_started(self, pod: Pod, container: Container) -> bool:
         """Release the memory of ordinary init containers before this one; return whether there was any."""
+        # An ephemeral container waits for nobody: init containers may still run beside it.
+        if isinstance(container, EphemeralContainer):
+            return False
         released = False
         for init in pod.init_containers:
             if init.name == container.name:

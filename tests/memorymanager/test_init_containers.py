@@ -1,4 +1,4 @@
-"""A pod that is admitted again has the memory of its main containers, and none for what has ended before."""
+"""What init containers reserve, until later containers start, and when their pod is admitted again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.pod import Pod
+from engine.api.pod import EphemeralContainer, Pod
 from engine.memorymanager.manager import MemoryManager
 from engine.topologymanager.policy import ANYWHERE
 from tests.memorymanager.test_lost_allocations import GIB, Rig, pod_of
@@ -67,3 +67,16 @@ async def test_init_containers_use_what_later_containers_have(
         assert reserved(manager) == [7, main]
         manager.release("p")
         assert reserved(manager) == [7, 0]
+
+
+async def test_an_ephemeral_container_frees_nothing_of_init_containers(tmp_path: Path) -> None:
+    """It may start while they run, to find out why they do not end."""
+    rig = Rig(tmp_path)
+    debug = EphemeralContainer(name="debug", image="x")
+    pod = pod_with_init_containers(5, main=3)
+    pod.spec.ephemeral_containers = [debug]
+    async with rig.agent() as manager:
+        admit(manager, pod)
+        manager.container_started(pod, pod.init_containers[0])
+        manager.container_started(pod, debug)
+        assert reserved(manager) == [5, 0]
