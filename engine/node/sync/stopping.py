@@ -172,7 +172,8 @@ class PodStopper:
 
     def stop_sooner(self, pod: Pod, running: Iterable[ContainerRecord], grace: int) -> None:
         """Stop containers again with a shorter grace period, while the runtime waits with a longer one."""
-        self._stopping_sooner.start(self._stop_all(running, grace), pod.full_name)
+        least = max(MINIMUM_GRACE_SECONDS, grace)
+        self._stopping_sooner.start(self._stop_all(running, least), pod.full_name)
 
     async def _stop_all(self, running: Iterable[ContainerRecord], grace: int) -> None:
         await _together(self._runtime.client.stop_container(container.id, grace) for container in running)

@@ -421,9 +421,9 @@ class PodSync:
 
     def _grace_of(self, container: ContainerRecord) -> int:
         given = self._state.life.given_grace
+        grace = given if given is not None else grace_seconds(self._state.pod, container)
         # A pod that ends has a second at least, also for its hooks; a container that restarts may have none.
-        own = max(grace_seconds(self._state.pod, container), LEAST_GRACE_SECONDS)
-        return given if given is not None else own
+        return max(grace, LEAST_GRACE_SECONDS)
 
     def shorten_grace(self) -> None:
         """Stop again with a shorter grace period, if a stop with a longer one is under way."""

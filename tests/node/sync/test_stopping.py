@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.documents import convert
+from engine.api.lifecycle import PodEnd
 from engine.api.pod import Pod
+from engine.node.sources.pod_sink import MANIFESTS
 from engine.node.sync.stopping import ends_before
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
@@ -143,12 +145,42 @@ async def test_a_hook_runs_without_a_grace_period_only_when_the_whole_pod_ends(
 
     closed = {"host": "127.0.0.1", "port": free_port()}
     async with server:
-        await rig.start()
+        node = await rig.start()
         manifest = write("ends")
+        write("evicted")
         write("restarts", livenessProbe={"tcpSocket": closed, "periodSeconds": 1, "failureThreshold": 1})
         await eventually(lambda: graces)
         assert (asked, graces) == ([], [2])
-        await eventually(lambda: rig.phase("ends") == "Running")
+        await eventually(lambda: {rig.phase("ends"), rig.phase("evicted")} == {"Running"})
         manifest.unlink()
         await eventually(lambda: asked)
-    assert asked == ["/ends"]
+        evicted = rig.pod("evicted")
+        assert evicted is not None
+        await node.running.pods.kill(evicted, PodEnd("Evicted", "told", grace_period_seconds=0))
+    assert asked == ["/ends", "/evicted"]
+
+
+async def test_a_container_has_two_seconds_even_if_its_pod_gets_less_while_it_ends(
+    rig: Rig, hollow: HollowRuntime
+) -> None:
+    graces: list[float] = []
+    stop, sooner = hollow.backend.stop_container, asyncio.Event()
+
+    async def stop_container(stopped: Any, grace: float) -> None:
+        graces.append(grace)
+        if len(graces) > 1:
+            sooner.set()
+        await sooner.wait()
+        await stop(stopped, grace)
+
+    hollow.backend.stop_container = stop_container  # type: ignore[method-assign]
+    node = await rig.start()
+    rig.write("p", {"containers": [container()]})
+    await eventually(lambda: rig.phase("p") == "Running")
+    pod = rig.pod("p")
+    assert pod is not None
+    node.running.pods.remove_pod(pod.uid, MANIFESTS, 30)
+    await eventually(lambda: graces)
+    node.running.pods.remove_pod(pod.uid, MANIFESTS, 1)
+    await eventually(sooner.is_set)
+    assert graces == [30, 2]
