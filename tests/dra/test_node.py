@@ -150,6 +150,28 @@ async def test_a_pod_without_grace_waits_for_its_drivers(claims: ClaimsRig) -> N
     assert driver.prepared == {}
 
 
+async def test_a_deleted_pod_whose_driver_is_gone_keeps_nothing_from_other_pods(claims: ClaimsRig) -> None:
+    """The scheduler no longer counts it: a pod that it sends instead must not wait for the driver."""
+    driver = await claims.driver()
+    claims.claim("gpu")
+    node = claims.cluster.server.get("/api/v1/nodes/n1")
+    all_cpus = {"requests": {"cpu": node["status"]["allocatable"]["cpu"]}}
+    asked = container(resources={"claims": [{"name": "gpu"}], **all_cpus})
+    await claims.run("old", "gpu", containers=[asked], terminationGracePeriodSeconds=600)
+    await driver.stop()
+    claims.cluster.server.delete(f"{PODS}/old", grace=0)
+    await claims.cluster.run("new", containers=[container(resources=all_cpus)])
+    try:
+        async with asyncio.timeout(20):
+            await claims.cluster.ready("new")
+        assert {pod.metadata.name for pod in claims.node.pods()} == {"old", "new"}
+    finally:
+        await driver.start()
+    await eventually(lambda: {pod.metadata.name for pod in claims.node.pods()} == {"new"})
+    assert driver.prepared == {}
+    assert (await claims.cluster.ready("new"))["status"]["phase"] == "Running"
+
+
 async def test_claims_of_pods_deleted_while_no_agent_ran_are_unprepared(claims: ClaimsRig) -> None:
     driver = await claims.driver()
     claims.claim("gpu")

@@ -91,7 +91,7 @@ class PodSync:
         self._sandbox: cri.PodSandboxConfig | None = None
         self._cgroup_parent = ""
         self._refused: dict[str, tuple[int, float]] = {}
-        self._stopping = False
+        self._stopping = self._released = False
         self._ended: dict[str, tuple[str, float]] = {}
 
     async def publish(self) -> None:
@@ -392,8 +392,8 @@ class PodSync:
     async def sync_terminating(self) -> None:
         """Stop the pod; return when the runtime lists nothing of it as running and its claims are unprepared.
 
-        The cluster may give the devices to another pod as soon as this one has ended. Raises the first
-        refusal.
+        The cluster may give the devices to another pod as soon as this one has ended. If only its claims
+        remain, a pod that is no longer wanted holds nothing else. Raises the first refusal.
         """
         pod, watch = self._state.pod, self._services.runtime.watch
         record = await watch.reread_pod(pod.uid)
@@ -414,10 +414,19 @@ class PodSync:
         await self._release()
 
     async def _release(self) -> None:
-        """Unprepare the claims and remove the cgroup of a pod of which nothing runs."""
-        uid, allocations = self._state.pod.uid, self._services.allocations
-        await allocations.claims.unprepare(uid)
-        allocations.cgroups.remove_pod(uid)
+        """Remove the cgroup and unprepare the claims of a pod of which nothing runs."""
+        pod, allocations = self._state.pod, self._services.allocations
+        # The cgroup first: a process that is left in it may use the devices.
+        allocations.cgroups.remove_pod(pod.uid)
+        try:
+            await allocations.claims.unprepare(pod.uid)
+        except Refused:
+            # The driver may never come back. A kubelet does not count a pod that its source has removed.
+            if not self._state.life.wanted and not self._released:
+                self._released = True
+                self._services.admission.released(pod)
+                self._on_release()
+            raise
 
     def _grace_of(self, container: ContainerRecord) -> int:
         given = self._state.life.given_grace
