@@ -108,7 +108,8 @@ class FileRules(msgspec.Struct, frozen=True):
             MEMORY_LIMIT[self.version]: values.memory,
             "pids.max": values.pids,
         } | {self._huge_page_file(size): limit for size, limit in values.huge_pages.items()}
-        return {file: text for file, text in self.files(values).items() if given.get(file) is not None}
+        names = {file for file, amount in given.items() if amount is not None} | values.unified.keys()
+        return {file: text for file, text in self.files(values).items() if file in names}
 
     def _cpu_weight(self, values: GroupValues) -> dict[str, str]:
         """Return `cpu.weight`, or `cpu.shares` on v1, or nothing if shares are not set."""

@@ -179,6 +179,27 @@ def test_a_reserved_slice_keeps_its_name():
     assert groups["/system.slice"] == {"cpu.weight": "100"}
 
 
+@pytest.mark.parametrize(
+    ("version", "enforced", "least"),
+    [
+        (2, "system-reserved", str(1 << 30)),
+        (2, "system-reserved-compressible", None),
+        (1, "system-reserved", None),
+    ],
+)
+def test_with_memory_qos_the_memory_of_a_reserved_group_is_protected(
+    version: int, enforced: str, least: str | None
+):
+    groups = planned(
+        version,
+        system_reserved={"cpu": "1", "memory": "1Gi"},
+        system_reserved_cgroup="/system",
+        enforce_node_allocatable=["pods", enforced],
+        feature_gates={"MemoryQoS": True},
+    )
+    assert groups["/system"].get("memory.min") == least
+
+
 def test_unenforced_pods_get_the_whole_node():
     root = planned(2, kube_reserved={"memory": "1Gi"}, enforce_node_allocatable=["none"])["/kubepods"]
     assert root["memory.max"] == str(8 << 30)

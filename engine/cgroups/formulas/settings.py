@@ -25,6 +25,7 @@ from engine.cgroups.formulas.allocatable import (
 from engine.cgroups.formulas.best_effort_limit import BestEffortLimitRules
 from engine.cgroups.formulas.containers import ContainerRules
 from engine.cgroups.formulas.conversion import DEFAULT_PERIOD_US, milli_cpu_to_quota
+from engine.cgroups.formulas.file_names import MEMORY_MIN
 from engine.cgroups.formulas.levels import LevelRules
 from engine.cgroups.formulas.names import CgroupName, Driver, node_allocatable_root, parse_path
 from engine.cgroups.formulas.pod_annotations import DeviceNumber, as_written, check_allowed
@@ -45,10 +46,15 @@ class ReservedGroup(msgspec.Struct, frozen=True):
     name: CgroupName
     resources: Mapping[str, Quantity]
     compressible_only: bool
+    memory_qos: bool = False
 
     def values(self) -> GroupValues:
         """Return only the values that the reservation names; everything else stays as it is."""
-        return reserved_values(self.resources, compressible_only=self.compressible_only) or GroupValues()
+        only = self.compressible_only
+        values = reserved_values(self.resources, compressible_only=only) or GroupValues()
+        if self.memory_qos and values.memory is not None:
+            values = msgspec.structs.replace(values, unified={MEMORY_MIN: str(values.memory)})
+        return values
 
 
 class CgroupSettings(msgspec.Struct, frozen=True):
@@ -125,7 +131,7 @@ class CgroupSettings(msgspec.Struct, frozen=True):
             driver=config.cgroup_driver,  # type: ignore[arg-type]
             node=node,
             enforce_pods=PODS in config.enforce_node_allocatable,
-            reserved_groups=_reserved_groups(config, node),
+            reserved_groups=_reserved_groups(config, node, memory_qos=memory_qos),
             pods=PodRules(
                 enforce_cpu_limits=config.cpu_cfs_quota,
                 cpu_period_us=period,
@@ -215,7 +221,9 @@ def _reserved_percent(config: KubeletConfiguration) -> int | None:
     return int(match[1])
 
 
-def _reserved_groups(config: KubeletConfiguration, node: NodeAllocatable) -> tuple[ReservedGroup, ...]:
+def _reserved_groups(
+    config: KubeletConfiguration, node: NodeAllocatable, *, memory_qos: bool
+) -> tuple[ReservedGroup, ...]:
     keys = config.enforce_node_allocatable
     unknown = sorted(set(keys) - _ENFORCEABLE)
     if unknown:
@@ -238,7 +246,7 @@ def _reserved_groups(config: KubeletConfiguration, node: NodeAllocatable) -> tup
         if not path:
             raise InvalidInput(f"expected a cgroup, since {kind} is enforced", subject=f"{field}Cgroup")
         name = parse_path(path, config.cgroup_driver)  # type: ignore[arg-type]
-        groups.append(ReservedGroup(kind, name, resources or {}, compressible))
+        groups.append(ReservedGroup(kind, name, resources or {}, compressible, memory_qos))
     return tuple(groups)
 
 
