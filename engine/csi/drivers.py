@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.csi.driver_calls import CsiDriver
 from engine.csi.records import DriverRecords
 from engine.csi.volume import SAYS
@@ -94,8 +94,11 @@ class CsiDrivers:
         try:
             info = await client.info()
             await self._records.install(name, info.node_id, info.most_volumes, info.topology)
-        except BaseException:
+        except BaseException as error:
             client.close()
+            # An agent before may have recorded the driver: pods would still be sent for its volumes.
+            if isinstance(error, KubengineError) and name not in self._known:
+                await self._uninstall(name)
             raise
         earlier = self._known.get(name)
         self._known[name] = _Registered(socket, highest_version(versions) or (), client)
@@ -123,10 +126,13 @@ class CsiDrivers:
             return
         del self._known[name]
         known.client.close()
+        await self._uninstall(name)
+
+    async def _uninstall(self, name: str) -> None:
         try:
             await self._records.uninstall(name)
         except Refused as error:
-            log.error("driver %s has unregistered, and the CSINode could not be updated: %s", name, error)
+            log.error("driver %s is not registered, and the CSINode could not be updated: %s", name, error)
 
     def close(self) -> None:
         """Close the connections; registrations stay."""

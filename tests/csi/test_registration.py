@@ -86,6 +86,18 @@ async def test_a_refused_driver_receives_the_reason(csi: CsiRig, options: dict[s
     assert csi.node_ids() == {}
 
 
+async def test_a_driver_that_no_longer_registers_is_taken_out_of_the_csi_node(csi: CsiRig) -> None:
+    """As with a kubelet: the scheduler would send pods that wait for it."""
+    driver = await csi.driver()
+    await csi.joined.stop()
+    driver.node_id = ""
+    assert [each["name"] for each in csi.csi_node()["spec"]["drivers"]] == [DRIVER]
+    await csi.joined.start()
+    await eventually(lambda: not csi.csi_node()["spec"]["drivers"])
+    await eventually(lambda: csi.node_ids() == {})
+    await eventually(lambda: not driver.status[-1].plugin_registered)
+
+
 class Known(CsiDrivers):
     """Hold one driver that is already registered with `versions`."""
 
