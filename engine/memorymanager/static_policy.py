@@ -171,7 +171,7 @@ class StaticMemoryPolicy:
         if not total or pod.uid in self.state.pods:
             return
         check_shared_memory(pod)
-        nodes = self._numa.ids(self._place(total, {}, hint))
+        nodes = self._numa.ids(self._place(pod, total, {}, hint))
         left = dict(total)
         found: dict[str, dict[str, int]] = {}
         for container in pod.all_containers:
@@ -198,7 +198,7 @@ class StaticMemoryPolicy:
         if not wanted or self.state.held(pod.uid, container.name) is not None:
             return
         reusable, borrowed = self._reusable(pod, container), self._borrowed(pod, container)
-        mask = self._place(wanted, _sum_of(reusable, borrowed), hint)
+        mask = self._place(pod, wanted, _sum_of(reusable, borrowed), hint)
         nodes = self._numa.ids(mask)
         # Only blocks on exactly these nodes can be reused. What is borrowed stays in the later container's.
         left, later = reusable.get(mask, {}), borrowed.get(mask, {})
@@ -210,7 +210,9 @@ class StaticMemoryPolicy:
         )
         self._shrink_init_containers(pod, container, nodes, wanted)
 
-    def _place(self, wanted: Mapping[str, int], reusable: dict[int, dict[str, int]], hint: Hint) -> int:
+    def _place(
+        self, pod: Pod, wanted: Mapping[str, int], reusable: dict[int, dict[str, int]], hint: Hint
+    ) -> int:
         """Return the mask of the NUMA nodes to take memory from. Raises `AllocationError`."""
         hints = MemoryHints(self._numa, self.state.nodes, wanted, reusable)
         mask, preferred = hint.mask, hint.preferred
@@ -225,15 +227,18 @@ class StaticMemoryPolicy:
                 raise AllocationError("[memorymanager] failed to find the default preferred hint")
             mask, preferred = found.mask, found.preferred
         assert mask is not None
-        if not self._has_free(mask, wanted) or self._splits_group(mask):
+        splits = self._splits_group(mask)
+        if splits or not self._has_free(mask, wanted):
             found = hints.best(containing=mask)
             if found is None:
                 raise AllocationError(
                     "[memorymanager] failed to find NUMA nodes to extend the current topology hint"
                 )
-            if preferred and not found.preferred:
-                raise AllocationError("[memorymanager] failed to find the extended preferred hint")
             assert found.mask is not None
+            # The pod's other containers have put it on all of these nodes, whatever the hint prefers.
+            joins = splits and self._is_on(pod, found.mask)
+            if preferred and not found.preferred and not joins:
+                raise AllocationError("[memorymanager] failed to find the extended preferred hint")
             mask = found.mask
         if self._violates_groups(self._numa.ids(mask)):
             raise AllocationError("[memorymanager] preferred hint violates NUMA node allocation")
@@ -370,6 +375,11 @@ class StaticMemoryPolicy:
         """
         nodes = self._numa.ids(mask)
         return len(nodes) == 1 and len(self.state.nodes[nodes[0]].cells) > 1
+
+    def _is_on(self, pod: Pod, mask: int) -> bool:
+        """Tell whether a container of the pod has memory on exactly these nodes."""
+        held = self.state.of_pod(pod.uid).values()
+        return any(self._numa.mask(block.nodes) == mask for blocks in held for block in blocks)
 
     def _violates_groups(self, nodes: tuple[int, ...]) -> bool:
         """Return whether a group of nodes would use a node that is in use alone or in another group."""
