@@ -65,6 +65,7 @@ class ContainerMover:
         self._wake = asyncio.Event()
         self._done = asyncio.Event()
         self._done.set()
+        self._retry: asyncio.TimerHandle | None = None
         self._task = tasks.task("cpu-manager")
 
     def start(self) -> None:
@@ -73,6 +74,9 @@ class ContainerMover:
 
     async def stop(self) -> None:
         """Stop moving. Containers keep their CPUs."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         await self._task.stop()
 
     def created(self, pod_uid: str, container: str, cpus: str) -> None:
@@ -106,10 +110,19 @@ class ContainerMover:
             with self._task.step(STEP_SECONDS):
                 moved = await self._move_all()
             if not moved:
-                asyncio.get_running_loop().call_later(self._period, self._wake.set)
+                self._retry_later()
             # A change meanwhile leads to another round, and `wait_done` has to wait for that.
             elif not self._wake.is_set():
                 self._done.set()
+
+    def _retry_later(self) -> None:
+        # One timer at most: each one that fires leads to another while the runtime refuses.
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(self._period, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._wake.set()
 
     async def _move_all(self) -> bool:
         """Move each container that is on wrong CPUs; return whether all moves succeeded.

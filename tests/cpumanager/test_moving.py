@@ -14,14 +14,16 @@ from engine.host.tasks import Tasks
 from tests.cpumanager.rig import Rig, pinned_pod, settled
 
 
-def mover_of(wanted: dict[str, str], move: Callable[[str, str], Awaitable[None]]) -> ContainerMover:
+def mover_of(
+    wanted: dict[str, str], move: Callable[[str, str], Awaitable[None]], *, period: float = 3600.0
+) -> ContainerMover:
     """Return a mover of running containers, one in each pod, with the CPUs that they should have."""
     return ContainerMover(
         lambda pod_uid, container: wanted[pod_uid],
         lambda: [RunningContainer(uid, "c", uid) for uid in wanted],
         move,
         prepare=lambda: None,
-        period=3600.0,
+        period=period,
         tasks=Tasks(),
     )
 
@@ -91,6 +93,29 @@ async def test_containers_that_exchange_cpus_do_not_wait_for_each_other() -> Non
         mover.changed()
         await asyncio.wait_for(mover.wait_done(), 10)
         assert moved == wanted
+    finally:
+        await mover.stop()
+
+
+async def test_a_container_that_refuses_is_tried_once_in_each_period() -> None:
+    """However often something else changes meanwhile."""
+    tried = 0
+
+    async def move(container: str, cpus: str) -> None:
+        nonlocal tried
+        tried += 1
+        raise Refused("the runtime is busy")
+
+    mover = mover_of({"a": "0-3"}, move, period=0.5)
+    mover.start()
+    try:
+        while tried < 200:
+            mover.wake()
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.6)
+        tried = 0
+        await asyncio.sleep(1.6)
+        assert 1 <= tried <= 4
     finally:
         await mover.stop()
 
