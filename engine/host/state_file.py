@@ -53,6 +53,7 @@ class StateFile:
         self._fault = fault
         self._schedule = WriteSchedule()
         self._waiters: list[asyncio.Future[None]] = []
+        self._retry: asyncio.TimerHandle | None = None
         self._writer = (tasks or Tasks()).task(name)
 
     def read(self, decode: Callable[[bytes], T], damaged: Callable[[str], None]) -> T | None:
@@ -86,6 +87,9 @@ class StateFile:
             await self.flush()
         finally:
             await self._writer.stop()
+            if self._retry is not None:
+                self._retry.cancel()
+                self._retry = None
             for waiter in self._waiters:
                 resolve(waiter, Refused("its writer has stopped", subject=str(self.path)))
 
@@ -113,9 +117,18 @@ class StateFile:
             except Exception as error:
                 self._writer.failed(error)
                 failure = error if isinstance(error, Refused) else _unexpected(error, self.path)
-                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._schedule.want)
+                self._retry_later()
             for waiter in waiters:
                 resolve(waiter, failure)
+
+    def _retry_later(self) -> None:
+        # One timer at most: each one that fires leads to another while the disk fails.
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._schedule.want()
 
     async def _write(self) -> None:
         text = self._content()
