@@ -60,7 +60,7 @@ class NoCgroups(NodeCgroups):
     def remove_all(self, *, kill: bool = False, wait: float = 0.0) -> None:
         """Do nothing; there is nothing to remove."""
 
-    def kill_container(self, uid: str, group: str) -> int:
+    def kill_container(self, uid: str, container_id: str) -> int:
         return 0
 
     def reconcile(self) -> int:

@@ -262,8 +262,8 @@ class CgroupManager(NodeCgroups):
             self.pods.remove(uid, kill=kill, wait=wait)
         self._write_levels()
 
-    def kill_container(self, uid: str, group: str) -> int:
-        return self.pods.kill(uid, group)
+    def kill_container(self, uid: str, container_id: str) -> int:
+        return self.pods.kill(uid, container_id)
 
     def has_pod(self, uid: str) -> bool:
         return uid in self.pods.known

@@ -159,7 +159,7 @@ class NodeCgroups(ABC):
         """Remove the root of all pods with everything below it, at the end of a development node."""
 
     @abstractmethod
-    def kill_container(self, uid: str, group: str) -> int:
+    def kill_container(self, uid: str, container_id: str) -> int:
         """Kill what runs in a container's cgroup; return the number of processes.
 
         For a container that its runtime can no longer stop.

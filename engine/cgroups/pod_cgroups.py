@@ -164,10 +164,14 @@ class PodCgroups:
         self.known.pop(uid, None)
         self.refusals.pop(uid, None)
 
-    def kill(self, uid: str, group: str) -> int:
-        """Kill what runs in one of the pod's cgroups; return the number of processes."""
+    def kill(self, uid: str, container_id: str) -> int:
+        """Kill what runs in a container's cgroup; return the number of processes.
+
+        Only the id in its name is common to all runtimes and drivers: containerd names it `<id>` on cgroupfs
+        and `cri-containerd-<id>.scope` for systemd.
+        """
         known = self.known.get(uid)
-        return self._tree.kill((*known[1], group)) if known is not None else 0
+        return self._tree.kill_children(known[1], container_id) if known is not None else 0
 
     def write_below(self, uid: str, container_id: str, file: str, text: str) -> None:
         """Write a file of a container's cgroup, which the runtime created and named after the container's id.

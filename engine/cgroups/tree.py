@@ -10,7 +10,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -307,24 +307,17 @@ class CgroupTree:
 
     def processes(self, name: CgroupName) -> set[int]:
         """Return the pids in a cgroup and everything below it."""
-        pids: set[int] = set()
-        for root in self._roots():
-            for path in _walk(root + to_path(name, self.driver)):
-                pids.update(_pids(path))
-        return pids
+        path = to_path(name, self.driver)
+        return _pids_below(root + path for root in self._roots())
 
     def kill(self, name: CgroupName) -> int:
         """Send SIGKILL to every process in the cgroup and below; return how many got it."""
-        # An agent that was started below its own pods' cgroup, as in a test, must survive.
-        pids = self.processes(name) - {os.getpid()}
-        killed = 0
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-                killed += 1
-            except ProcessLookupError:
-                continue
-        return killed
+        return _kill(self.processes(name))
+
+    def kill_children(self, name: CgroupName, part: str) -> int:
+        """Kill in the same way what runs in the children of a cgroup whose names contain `part`."""
+        found = self.children(name).items()
+        return _kill(_pids_below(path for child, paths in found if part in child for path in paths))
 
     def remove(self, name: CgroupName, *, kill: bool = False, wait: float = 0.0) -> None:
         """Remove a cgroup and everything below it from every hierarchy; a missing one is fine.
@@ -513,6 +506,22 @@ def _pids(path: str) -> list[int]:
         if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
             return []
         raise
+
+
+def _pids_below(tops: Iterable[str]) -> set[int]:
+    return {pid for top in tops for path in _walk(top) for pid in _pids(path)}
+
+
+def _kill(pids: set[int]) -> int:
+    killed = 0
+    # An agent that was started below its own pods' cgroup, as in a test, must survive.
+    for pid in pids - {os.getpid()}:
+        try:
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+        except ProcessLookupError:
+            continue
+    return killed
 
 
 def _rmdir(path: str) -> None:
