@@ -8,10 +8,12 @@ import json
 import grpc
 import pytest
 
+from engine.node.pod.record_names import ACCEPTED
 from engine.testing.dra_driver import PREPARE, UNPREPARE
 from engine.wire import dra_v1_pb2 as wire
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
+from tests import records
 from tests.cluster_rig import PODS, Object
 from tests.dra_rig import DRIVER, RESOURCE, ClaimsRig
 from tests.node_rig import container
@@ -170,6 +172,26 @@ async def test_a_deleted_pod_whose_driver_is_gone_keeps_nothing_from_other_pods(
     await eventually(lambda: {pod.metadata.name for pod in claims.node.pods()} == {"new"})
     assert driver.prepared == {}
     assert (await claims.cluster.ready("new"))["status"]["phase"] == "Running"
+
+
+async def test_an_unknown_pod_whose_driver_is_gone_holds_up_no_other(claims: ClaimsRig) -> None:
+    """What it holds is unknown while it runs, and nothing afterwards."""
+    driver = await claims.driver()
+    claims.claim("gpu")
+    pod = await claims.run("old", "gpu")
+    await claims.joined.stop()
+    records.remove(claims.root, ACCEPTED, pod["metadata"]["uid"])
+    await driver.stop()
+    claims.cluster.server.delete(f"{PODS}/old", grace=0)
+    await claims.joined.start()
+    await claims.cluster.run("new")
+    try:
+        async with asyncio.timeout(20):
+            await claims.cluster.ready("new")
+        assert driver.prepared != {}
+    finally:
+        await driver.start()
+    await eventually(lambda: driver.prepared == {})
 
 
 async def test_claims_of_pods_deleted_while_no_agent_ran_are_unprepared(claims: ClaimsRig) -> None:

@@ -402,6 +402,9 @@ class PodWorker:
         return None
 
     def _moved_on(self) -> None:
+        if self.life.state is LifeState.LEAVING:
+            # Nothing of it runs and only its claims remain, until their driver comes back.
+            self._stopped.set()
         self._on_transition(self)
 
     def _span(self, name: str) -> AbstractContextManager[object]:
