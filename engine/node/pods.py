@@ -337,10 +337,12 @@ class PodManager:
         pod = worker.pod
         await self._admission.ready_to_judge(pod, worker.waits_for)
         verdict = await _or_rejected(pod, self._judge(pod))
-        # Judged without its predecessor, but started after it: pods of one name share log directories and
-        # host ports.
+        # Judged without its predecessor, but started after it. Of an API pod whose predecessor was deleted by
+        # force, only containers must not run twice: volumes or claims may keep that one for good.
         earlier = [other for other in self._same_name[pod.full_name] if other is not worker]
-        await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
+        leaving = [other for other in earlier if not other.life.wanted]
+        static = is_static(pod)
+        await asyncio.gather(*(each.wait_gone() if static else each.wait_at_rest() for each in leaving))
         # What they hold is unknown, so that no judgement is right before they have stopped.
         await asyncio.gather(*(orphan.wait_at_rest() for orphan in self._unaccounted))
         await _or_rejected(pod, self._complete_admission(worker, verdict))

@@ -174,6 +174,25 @@ async def test_a_deleted_pod_whose_driver_is_gone_keeps_nothing_from_other_pods(
     assert (await claims.cluster.ready("new"))["status"]["phase"] == "Running"
 
 
+async def test_a_pod_replaces_one_of_its_name_that_only_has_claims_left(claims: ClaimsRig) -> None:
+    """As the pod of a StatefulSet does, after its predecessor was deleted by force."""
+    driver = await claims.driver()
+    claims.claim("gpu")
+    await claims.run("web", "gpu")
+    await driver.stop()
+    claims.cluster.server.delete(f"{PODS}/web", grace=0)
+    new = await claims.cluster.run("web")
+    try:
+        async with asyncio.timeout(20):
+            await claims.cluster.ready("web")
+        assert claims.node.running.containers.pod("default", "web").uid == new["metadata"]["uid"]
+        assert len(claims.node.pods()) == 2
+    finally:
+        await driver.start()
+    await eventually(lambda: len(claims.node.pods()) == 1)
+    assert (await claims.cluster.ready("web"))["metadata"]["uid"] == new["metadata"]["uid"]
+
+
 async def test_an_unknown_pod_whose_driver_is_gone_holds_up_no_other(claims: ClaimsRig) -> None:
     """What it holds is unknown while it runs, and nothing afterwards."""
     driver = await claims.driver()

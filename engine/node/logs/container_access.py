@@ -59,8 +59,8 @@ class ContainerAccess:
         self._watch = LogWatch()
 
     def pod(self, namespace: str, name: str) -> Pod:
-        """Return the pod. Raises Unknown."""
-        for pod in self._pods():
+        """Return the pod, the newest of this name: its predecessor may still be ending. Raises Unknown."""
+        for pod in reversed(self._pods()):
             if pod.metadata.name == name and (pod.metadata.namespace or "default") == namespace:
                 return pod
         raise Unknown("pod does not exist")
