@@ -44,6 +44,7 @@ class MemoryManager:
     """Provide hints of memory and huge pages under the Static policy; under None it is not used.
 
     `reserved` is the memory that node allocatable excludes: reservations and hard eviction thresholds.
+    `runs(pod uid, container)` tells whether a container runs.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class MemoryManager:
         machine: Callable[[], list[NodeMemory]],
         numa: Numa,
         reserved: Mapping[str, Quantity],
+        runs: Callable[[str, str], bool] = lambda pod_uid, container: False,
         fault: FaultPoint = no_fault,
     ) -> None:
         config = context.config
+        self._runs = runs
         policy = config.memory_manager_policy
         if policy not in (NONE, STATIC):
             raise InvalidInput(
@@ -261,6 +264,10 @@ class MemoryManager:
         lost = self._lost_allocations.adopt(pod.uid) if self.policy is not None else None
         if self.policy is None or lost is None:
             return
+        # A kubelet that starts again reserves memory for init containers that have ended long ago.
+        for container in pod.all_containers:
+            if self._runs(pod.uid, container.name):
+                self.container_started(pod, container)
         self._complete_resize(pod)
         if pod.uid in self.policy.state.pods:
             return

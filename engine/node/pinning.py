@@ -65,6 +65,7 @@ class Pinning:
             machine=read_nodes,
             numa=numa,
             reserved=reserved,
+            runs=watch.runs,
         )
         if self.cpus.policy is not None:
             cgroups.has_exclusive_cpus = self.cpus.is_exclusive

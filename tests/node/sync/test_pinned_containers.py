@@ -7,14 +7,17 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.cri.client import RuntimeClient, Unimplemented
-from engine.runtime.hollow import HollowRuntime
+from engine.memorymanager.checkpoint import decode, encode
+from engine.memorymanager.state import Block
+from engine.runtime.hollow import PREFIX, HollowRuntime
 from tests.node.sync.test_resizing_pinned_pods import cpuset, pinned, shared, write
-from tests.node_rig import Rig
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 __all__ = ["pinned"]
@@ -91,3 +94,38 @@ async def test_cpus_of_a_pod_that_does_not_come_back_are_shared_again(
     await eventually(lambda: rig.phase("alone") == ("Failed" if why == "rejected" else ""), 10)
     state = rig.root / "cpu_manager_state"
     await eventually(lambda: b'"defaultCpuSet":"0-7","checksum"' in state.read_bytes(), 10)
+
+
+def memory_file(rig: Rig) -> Path:
+    return rig.root / "memory_manager_state"
+
+
+async def test_init_containers_that_have_ended_reserve_nothing_after_a_takeover(
+    pinned: Rig, hollow: HollowRuntime
+) -> None:
+    """A kubelet that starts again gives memory to all containers of running pods that have none."""
+    rig = pinned
+    await rig.start()
+    spec = {
+        "initContainers": [container("init", resources={"limits": {"cpu": "1", "memory": "32Mi"}})],
+        "containers": [container(resources={"limits": {"cpu": "1", "memory": "16Mi"}})],
+    }
+    rig.write("p", spec, annotations={f"{PREFIX}exit-after.init": "1ms"})
+    await eventually(lambda: rig.phase("p") == "Running")
+    await rig.stop()
+
+    found = decode(memory_file(rig).read_bytes())
+    (containers,) = found.entries.values()
+    assert containers.keys() == {"c"}
+    table = found.machine_state[0].memory_map["memory"]
+    containers["init"] = [Block((0,), "memory", 32 << 20)]
+    found.machine_state[0].number_of_assignments += 1
+    table.reserved += 32 << 20
+    table.free -= 32 << 20
+    memory_file(rig).write_bytes(encode(found))
+
+    await rig.start()
+    await eventually(lambda: rig.phase("p") == "Running")
+    await eventually(lambda: b'"init"' not in memory_file(rig).read_bytes(), 10)
+    (containers,) = decode(memory_file(rig).read_bytes()).entries.values()
+    assert containers["c"] == [Block((0,), "memory", 16 << 20)]
