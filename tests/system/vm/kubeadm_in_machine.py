@@ -44,7 +44,8 @@ $KUBELET_EXTRA_ARGS
 """The unit and the drop-in of Kubernetes' packages, without their comments."""
 
 CONFIG = "/root/kubeadm.yaml"
-ADDRESS = "10.98.0.{0}"
+ADDRESS = "192.168.98.{0}"
+"""Not in 10.96.0.0/12, where kube-proxy drops packets to each address that no service has."""
 DISK = "4G"
 MOUNT = """[Unit]
 Before=containerd.service
