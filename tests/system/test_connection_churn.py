@@ -23,7 +23,7 @@ from tests.guarded_host import COMMAND
 from tests.ports import free_port
 from tests.waiting import wait_until
 
-CONNECTIONS = int(os.environ.get("KUBENGINE_CONNECTIONS", "800"))
+CONNECTIONS = int(os.environ.get("KUBENGINE_CONNECTIONS", "400"))
 WARM_UP = 200
 MOST_GROWTH = 12 << 10
 """KiB. Each connection that waits for the garbage collector would hold about 38."""
