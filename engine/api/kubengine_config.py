@@ -79,7 +79,7 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
     """Configure eviction beyond the kubelet's settings.
 
     `recheck_before_evict` measures again right before a pod is evicted, and skips the eviction if no
-    threshold is met any more. `memory_signal`: `working-set` (the kubelet's) or `memavailable`, the kernel's
+    threshold is still met. `memory_signal`: `working-set` (the kubelet's) or `memavailable`, the kernel's
     own estimate, which treats reclaimable page cache as available. `notifications` wakes the manager when the
     kernel reports memory pressure instead of at the next interval, regardless of `kernelMemcgNotification`.
     `interval` is the time between two checks.

@@ -56,7 +56,7 @@ class SharedWatch(Generic[T]):
         Raises `Unavailable` if they are not known yet, and the errors of `find`.
         """
         if not self._pods:
-            raise Unavailable("no pod needs them any more")
+            raise Unavailable("no pod needs them any longer")
         # Several pods may call this at once; the first caller finds the resource for all.
         async with self._finding:
             watch = self._watch or self._follow(await self._find())

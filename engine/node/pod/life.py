@@ -55,9 +55,9 @@ class LifeEvent(Enum):
     RETRY = "something changed on the node that may let it fit"
     FINISH = "its containers have ended for good"
     FAIL = "the node ends it: evicted, preempted, past its deadline"
-    REMOVE = "no source desires it any more"
+    REMOVE = "no source desires it any longer"
     STOPPED = "nothing of it runs"
-    FREED = "it has no cgroup and no volumes any more"
+    FREED = "its cgroup and volumes no longer exist"
     KNOWN = "its source knows its last status, or has no such pod"
     REMOVED = "nothing of it is left"
 

@@ -20,8 +20,8 @@ def replay_answer(
     config: KubeletConfiguration | None = None,
     more: Sequence[Pod] = (),
 ) -> Answer:
-    """Play the records of agents, and return the answer about them. A node is let go before the next one is
-    taken.
+    """Play the records of agents, and return the answer about them. `nodes` is read one by one, so that one
+    record at a time is in memory.
     """
     return answer_of([played(node, config, more) for node in nodes])
 
