@@ -10,6 +10,7 @@ from cgroup_scenes import best_effort, burstable, guaranteed, managed
 
 from engine.cgroups.formulas.names import systemd_unit
 from engine.cgroups.manager import CgroupManager
+from engine.cgroups.systemd import SystemdSlices
 from tests.waiting import PATIENCE
 
 MI = 1 << 20
@@ -94,6 +95,21 @@ def followed(root: str) -> dict[str, Any]:
                 again.create_pod(pod)
             seen["restarted"] = differing(again)
     seen["left"] = systemctl("list-units", "--all", "--plain", "--no-legend", top.replace(".slice", "*"))
+    return seen
+
+
+def without_bus(name: tuple[str, ...]) -> dict[str, Any]:
+    """Start, change and stop a slice where the bus is not installed."""
+    slices = SystemdSlices("unix:path=/run/no-bus")
+    for _ in range(2):
+        slices.start(name)
+    slices.set(name, {"pids.max": "64", "cpu.weight": "39"})
+    unit = systemd_unit(name)[0]
+    seen: dict[str, Any] = {"started": properties(unit)}
+    for _ in range(2):
+        slices.stop(name)
+    seen["stopped"] = properties(unit)["ActiveState"]
+    slices.close()
     return seen
 
 

@@ -303,6 +303,25 @@ def test_a_bus_that_does_not_answer(tmp_path):
     assert refusal.value.errno in (None, errno.ENOENT)
 
 
+@pytest.mark.parametrize("answer", [b"REJECTED EXTERNAL\r\n", b""])
+def test_systemd_may_refuse_where_there_is_no_bus(tmp_path, answer):
+    path = str(tmp_path / "private")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+
+        def refuse() -> None:
+            with listening.accept()[0] as accepted:
+                accepted.recv(100)
+                accepted.sendall(answer)
+
+        refusing = threading.Thread(target=refuse)
+        refusing.start()
+        with pytest.raises(Unavailable, match="the system bus does not answer"):
+            SystemdSlices(f"unix:path={tmp_path}/none", private=path)
+        refusing.join()
+
+
 @pytest.mark.uml
 @pytest.mark.slow
 @pytest.mark.skipif(not systemd_available(), reason="needs systemd and its bus (Debian: systemd, dbus)")
@@ -311,7 +330,8 @@ def test_slices_of_a_real_systemd():
         f"""
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import systemd_scenes
-        report(systemd_scenes.slices(""))
+        seen = systemd_scenes.slices("")
+        report(seen | {{"without bus": systemd_scenes.without_bus(("kubengine", "test"))}})
         """,
         systemd=True,
     )
@@ -356,3 +376,6 @@ def test_slices_of_a_real_systemd():
     assert seen["removed"] == "inactive"
     assert seen["left"] == ""
     assert seen["directories"] == []
+    alone = seen["without bus"]
+    assert (alone["started"]["ActiveState"], alone["stopped"]) == ("active", "inactive")
+    assert (alone["started"]["TasksMax"], alone["started"]["CPUWeight"]) == ("64", "39")
