@@ -1,6 +1,6 @@
 /* An HTTP/1.x response as a probe reads it: bytes in, verdict out; no socket, no allocation, the same
  * few hundred bytes however large the response.  Leniency is that of Go's net/http, which the kubelet
- * uses: bare LF ends a line, folded headers are joined, up to five interim responses are skipped.
+ * uses: bare LF ends a line but none of a chunk's, folded headers are joined, interim responses are skipped.
  * response.py states the rules. */
 #ifndef KUBENGINE_PROBING_RESPONSE_H
 #define KUBENGINE_PROBING_RESPONSE_H
@@ -10,9 +10,8 @@
 #include <string.h>
 
 #define HTTP_BODY_ENOUGH 10240        /* the kubelet's maxRespBodyLength, pkg/probe/http */
-#define HTTP_HEADER_LIMIT (10u << 20) /* net/http's default for MaxResponseHeaderBytes */
+#define HTTP_HEADER_LIMIT (10u << 20) /* net/http's default for MaxResponseHeaderBytes; with interim ones */
 #define HTTP_CHUNK_LINE_LIMIT 4096    /* maxLineLength of net/http's chunked reader */
-#define HTTP_INTERIM_LIMIT 5          /* max1xxResponses of net/http's Transport */
 #define HTTP_VALUE_SIZE 2048
 #define HTTP_EXCERPT_SIZE 512
 
@@ -39,11 +38,15 @@ enum http_phase {
     AT_UNTIL_EOF,
     AT_CHUNK_SIZE,
     AT_CHUNK_REST,
+    AT_CHUNK_CR,
     AT_CHUNK_DATA,
     AT_CHUNK_END,
     AT_CHUNK_END_LF,
     AT_TRAILER,
-    AT_TRAILER_LINE,
+    AT_TRAILER_NAME,
+    AT_TRAILER_VALUE,
+    AT_TRAILER_CR,
+    AT_TRAILERS_END,
     AT_END
 };
 
@@ -64,7 +67,6 @@ typedef struct {
     uint8_t header; /* enum http_header of the line being read */
     uint8_t name_len;
     uint8_t index;
-    uint8_t interim;
     uint8_t minor_zero; /* HTTP/1.0 and older have no transfer encodings */
     uint8_t has_length, has_location, chunked, encodings, digits;
     uint8_t first_line;
@@ -133,11 +135,8 @@ static inline int http_end_header(http_response *r) {
 static inline uint8_t http_end_headers(http_response *r) {
     if (!http_end_header(r)) return HTTP_MALFORMED;
     if (http_is_interim(r)) {
-        uint8_t interim = r->interim + 1;
         uint32_t bytes = r->header_bytes;
-        if (interim > HTTP_INTERIM_LIMIT) return HTTP_MALFORMED;
         http_reset(r);
-        r->interim = interim;
         r->header_bytes = bytes;
         return HTTP_MORE;
     }
@@ -266,6 +265,38 @@ static inline int http_hex(uint8_t c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
+/* Read one byte after the last chunk: header lines, whose values do not matter, and an empty line. */
+static inline uint8_t http_trailer_byte(http_response *r, uint8_t c) {
+    switch (r->phase) {
+    case AT_TRAILER:
+        if (c == '\r') {
+            r->phase = AT_TRAILERS_END;
+            return HTTP_MORE;
+        }
+        if (c == ' ' || c == '\t') { /* folded */
+            r->phase = AT_TRAILER_VALUE;
+            return r->first_line ? HTTP_BROKEN : HTTP_MORE;
+        }
+        r->first_line = 0;
+        r->phase = AT_TRAILER_NAME;
+        return http_is_token(c) ? HTTP_MORE : HTTP_BROKEN;
+    case AT_TRAILER_NAME:
+        if (c == ':')
+            r->phase = AT_TRAILER_VALUE;
+        else if (!http_is_token(c) && c != ' ')
+            return HTTP_BROKEN;
+        return HTTP_MORE;
+    case AT_TRAILER_VALUE:
+        if (c == '\r') {
+            r->phase = AT_TRAILER_CR;
+            return HTTP_MORE;
+        }
+        return (c < 0x20 && c != '\t') || c == 0x7f ? HTTP_BROKEN : HTTP_MORE;
+    case AT_TRAILER_CR: r->phase = AT_TRAILER; return c == '\n' ? HTTP_MORE : HTTP_BROKEN;
+    default: /* AT_TRAILERS_END */ r->phase = AT_END; return c == '\n' ? HTTP_DONE : HTTP_BROKEN;
+    }
+}
+
 /* Read one byte of chunk framing. */
 static inline uint8_t http_chunk_byte(http_response *r, uint8_t c) {
     int digit;
@@ -284,33 +315,25 @@ static inline uint8_t http_chunk_byte(http_response *r, uint8_t c) {
         r->phase = AT_CHUNK_REST;
         /* fall through */
     case AT_CHUNK_REST:
-        if (r->index && c != ' ' && c != '\t' && c != '\r' && c != '\n') return HTTP_BROKEN;
-        if (c != '\n') return HTTP_MORE;
-        r->line_bytes = 0;
-        r->phase = r->remaining ? AT_CHUNK_DATA : AT_TRAILER;
-        return HTTP_MORE;
-    case AT_CHUNK_END:
         if (c == '\r') {
-            r->phase = AT_CHUNK_END_LF;
+            r->phase = AT_CHUNK_CR;
             return HTTP_MORE;
         }
-        /* fall through */
+        return c == '\n' || (r->index && c != ' ' && c != '\t') ? HTTP_BROKEN : HTTP_MORE;
+    case AT_CHUNK_CR:
+        if (c != '\n') return HTTP_BROKEN;
+        r->line_bytes = 0;
+        r->first_line = 1;
+        r->phase = r->remaining ? AT_CHUNK_DATA : AT_TRAILER;
+        return HTTP_MORE;
+    case AT_CHUNK_END: r->phase = AT_CHUNK_END_LF; return c == '\r' ? HTTP_MORE : HTTP_BROKEN;
     case AT_CHUNK_END_LF:
         if (c != '\n') return HTTP_BROKEN;
         r->phase = AT_CHUNK_SIZE;
         r->digits = 0;
         r->line_bytes = 0;
         return HTTP_MORE;
-    case AT_TRAILER:
-        if (c == '\n') {
-            r->phase = AT_END;
-            return HTTP_DONE;
-        }
-        if (c != '\r') r->phase = AT_TRAILER_LINE;
-        return HTTP_MORE;
-    default: /* AT_TRAILER_LINE */
-        if (c == '\n') r->phase = AT_TRAILER;
-        return HTTP_MORE;
+    default: return http_trailer_byte(r, c);
     }
 }
 

@@ -15,12 +15,12 @@ EXCERPT = 512
 HEADER_LIMIT = 10 << 20
 VALUE_LIMIT = 2048
 CHUNK_LINE_LIMIT = 4096
-INTERIM_LIMIT = 5
 
 _STATUS_LINE = re.compile(rb"HTTP/([0-9])\.([0-9]) +([0-9]{3})(?: .*)?\Z", re.DOTALL)
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z ]+\Z")
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t\r]*|;.*)\Z", re.DOTALL)
+_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t]*|;[^\r]*)\r\Z", re.DOTALL)
+_TRAILER = re.compile(rb"(?! )([!#$%&'*+\-.^_`|~0-9A-Za-z ]+):[^\x00-\x08\x0a-\x1f\x7f]*\Z")
 
 
 class ProbeResponse(NamedTuple):
@@ -58,7 +58,7 @@ def _location(headers: list[tuple[bytes, bytes]]) -> bytes:
 
 def _headers(data: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     start = data
-    for _ in range(INTERIM_LIMIT + 1):
+    while True:
         line, data = _line(data)
         match = _STATUS_LINE.match(line)
         if match is None:
@@ -86,7 +86,6 @@ def _headers(data: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
             if version < (1, 1):
                 headers = [(name, value) for name, value in headers if name != b"transfer-encoding"]
             return status, headers, data
-    raise _Refused
 
 
 def _line(data: bytes) -> tuple[bytes, bytes]:
@@ -134,24 +133,28 @@ def _chunked(data: bytes) -> tuple[int, bytes]:
                 return DONE, body
             if len(data) < size:
                 return BROKEN, body
-            data = data[size:]
-            if _line(data)[0]:
+            if data[size : size + 2] != b"\r\n":
                 return BROKEN, body
-            data = _line(data)[1]
+            data = data[size + 2 :]
     except _Refused:
         return BROKEN, body
 
 
 def _trailers(data: bytes) -> int:
     total = 0
+    first = True
     while True:
-        line, rest = _line(data)
-        total += len(data) - len(rest)
-        if total > CHUNK_LINE_LIMIT:
+        line, end, rest = data.partition(b"\n")
+        total += len(line) + 1
+        if not end or not line.endswith(b"\r") or total > CHUNK_LINE_LIMIT:
             return BROKEN
-        if not line.strip(b"\r"):
+        line = line[:-1]
+        if not line:
             return DONE
-        data = rest
+        folded = b"X:" + line if line[:1] in b" \t" and not first else line
+        if not _TRAILER.match(folded):
+            return BROKEN
+        first, data = False, rest
 
 
 def resolve(value: str, host: str, base: str) -> tuple[int, int, str]:

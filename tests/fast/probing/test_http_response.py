@@ -44,6 +44,8 @@ PIECES = [
     b"3 \r\n",
     b"0\r\n\r\n",
     b"T: v\r\n",
+    b"0\r\nT: v\r\n\r\n",
+    b"3\r\nabc\r\n",
     b"x" * 11000,
     b"Location: " + b"v" * 2047 + b"\r\n",
     b"Location: " + b"v" * 2040 + b" " * 20 + b"\n",
@@ -55,6 +57,7 @@ PIECES = [
     b" ",
     b"\x00",
 ]
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 stream = st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=12).map(b"".join)
 
 
@@ -66,7 +69,7 @@ stream = st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=12).
         (b"HTTP/1.1 200 OK\r\n\r\nuntil the end", DONE, 200),
         (b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok and more", DONE, 200),
         (b"HTTP/1.1 103 Early\r\n\r\nHTTP/1.1 404 Not Found\r\n\r\n", DONE, 404),
-        (b"HTTP/1.1 103 E\r\n\r\n" * 6 + b"HTTP/1.1 200 OK\r\n\r\n", MALFORMED, 0),
+        (b"HTTP/1.1 103 E\r\n\r\n" * 60 + b"HTTP/1.1 200 OK\r\n\r\n", DONE, 200),
         (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 102_400 + b"\r\n\r\n", DONE, 200),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"z" * 1_000_000, DONE, 200),
         (b"HTTP/1.1 200 OK\r\nX: a\x00b\r\n\r\n", MALFORMED, 0),
@@ -77,6 +80,12 @@ stream = st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=12).
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", MALFORMED, 0),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", BROKEN, 0),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", DONE, 200),
+        (CHUNKED + b"2;x=y\r\nok\r\n0\r\nA: b\r\n\tc\r\n\r\n", DONE, 200),
+        (CHUNKED + b"2\nok\r\n0\r\n\r\n", BROKEN, 0),
+        (CHUNKED + b"2\r\nok\n0\r\n\r\n", BROKEN, 0),
+        (CHUNKED + b"0\r\n\n", BROKEN, 0),
+        (CHUNKED + b"0\r\nno colon\r\n\r\n", BROKEN, 0),
+        (CHUNKED + b"0\r\n folded: a\r\n\r\n", BROKEN, 0),
         (b"HTTP/1.1 200 OK\r\n", MALFORMED, 0),
         (b"", MALFORMED, 0),
     ],
