@@ -63,15 +63,16 @@ class HttpGet:
             if self.response.status not in _REDIRECTS or not self.response.location:
                 return _REASONS.get(verdict, Reason.NONE)
             location = self.response.location.decode(errors="replace")
-            plain = location.replace("https://", "http://", 1)
+            scheme = location.partition(":")[0].lower()
+            plain = f"http{location[len(scheme) :]}" if scheme == "https" else location
             where, port, path = resolve(plain, self.host, self.path)
             if where == http.FOREIGN:
                 return _REASONS.get(verdict, Reason.NONE)
             if where != http.SAME_HOST:
                 return Reason.LOCATION
-            if location.startswith("https:"):
+            if scheme == "https":
                 self.scheme, self.port = "https", 443 if _portless(location) else port
-            elif location.startswith("http:"):
+            elif scheme == "http":
                 self.scheme, self.port = "http", port
             elif port:
                 self.port = 443 if self.scheme == "https" and _portless(location) else port

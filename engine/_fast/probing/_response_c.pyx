@@ -86,7 +86,7 @@ def parse(bytes data, *, bint reset=False):
 def resolve(str value, str host, str base):
     """Resolve a Location: verdict, port (0 if unchanged), path."""
     cdef bytes v = value.encode(), h = host.encode(), b = base.encode()
-    cdef char out[4096]
+    cdef char out[8192]
     cdef http_location found
     cdef uint8_t verdict = location_resolve(v, len(v), h, len(h), b, len(b), out, sizeof(out), &found)
     if verdict != LOCATION_SAME_HOST:

@@ -120,11 +120,11 @@ static inline int connection_redirect(probe_loop *l, connection *c) {
     http_response *r = &c->answer.http;
     probe *p = c->owner;
     text_part header = text_get(p->text, TEXT_NAME), url_host = text_get(p->text, TEXT_URL_HOST), to;
-    char path[HTTP_VALUE_SIZE * 2], here[AUTHORITY_SIZE], address[AUTHORITY_SIZE];
+    char path[HTTP_VALUE_SIZE * 4], here[AUTHORITY_SIZE], address[AUTHORITY_SIZE];
     text_part where = {here, authority_write(&c->target, here)};
     http_location found;
     uint8_t verdict;
-    if (!r->has_location) return 0;
+    if (!r->location_len) return 0;
     switch (r->status) { /* those that net/http follows with GET */
     case 301:
     case 302:

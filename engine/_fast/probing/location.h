@@ -1,5 +1,6 @@
 /* Where a Location header leads, seen from a probe: to the same host (followed) or elsewhere (a warning).
- * RFC 3986 reference resolution for http URLs, without escapes being touched. */
+ * Reference resolution for http URLs as in Go's net/url.  Escapes are kept; bytes that may not stand in a path
+ * are escaped. */
 #ifndef KUBENGINE_PROBING_LOCATION_H
 #define KUBENGINE_PROBING_LOCATION_H
 
@@ -47,32 +48,101 @@ static inline size_t location_remove_dots(char *path, size_t n) {
     return out + (n - end);
 }
 
+static inline int location_is_letter(uint8_t c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
+
+static inline int location_is_digit(uint8_t c) { return c >= '0' && c <= '9'; }
+
+static inline int location_is_hex(uint8_t c) {
+    return location_is_digit(c) || ((c | 0x20) >= 'a' && (c | 0x20) <= 'f');
+}
+
+/* The length of the scheme before its colon; 0 = there is none, -1 = a colon stands first. */
+static inline int location_scheme(const char *value, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        uint8_t c = (uint8_t)value[i];
+        if (c == ':') return i ? (int)i : -1;
+        if (location_is_letter(c)) continue;
+        if (i == 0 || !(location_is_digit(c) || c == '+' || c == '-' || c == '.')) return 0;
+    }
+    return 0;
+}
+
+static inline int location_scheme_is(const char *value, size_t n, const char *name) {
+    size_t i;
+    for (i = 0; i < n && name[i]; i++)
+        if (((uint8_t)value[i] | 0x20) != (uint8_t)name[i]) return 0;
+    return i == n && !name[i];
+}
+
+/* Whether each percent sign begins an escape. */
+static inline int location_escapes_well(const char *text, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++)
+        if (text[i] == '%' &&
+            (i + 2 >= n || !location_is_hex((uint8_t)text[i + 1]) || !location_is_hex((uint8_t)text[i + 2])))
+            return 0;
+    return 1;
+}
+
+/* 2 = the byte stands in any path, 1 = only in one without bytes that have to be escaped, 0 = in none. */
+static inline int location_in_path(uint8_t c) {
+    if (location_is_letter(c) || location_is_digit(c) || (c && strchr("-._~$&+,/:;=@%", c))) return 2;
+    return c && strchr("!'()*[]", c) ? 1 : 0;
+}
+
+/* Append a path and its query, the path escaped.  Returns the length, or SIZE_MAX if it does not fit. */
+static inline size_t location_write(char *out, size_t at, size_t size, const char *value, size_t n) {
+    static const char hex[] = "0123456789ABCDEF";
+    size_t i, path;
+    int least = 1;
+    for (path = 0; path < n && value[path] != '?'; path++)
+        if (!location_in_path((uint8_t)value[path])) least = 2;
+    for (i = 0; i < n; i++) {
+        uint8_t c = (uint8_t)value[i];
+        int whole = i >= path || location_in_path(c) >= least;
+        if (at + (whole ? 1 : 3) > size) return SIZE_MAX;
+        if (whole) {
+            out[at++] = (char)c;
+            continue;
+        }
+        out[at++] = '%';
+        out[at++] = hex[c >> 4];
+        out[at++] = hex[c & 15];
+    }
+    return at;
+}
+
 /* Resolve `value` against an http URL with this host and path (path with its query).  The resolved path
  * goes into out (capacity size). */
 static inline uint8_t location_resolve(const char *value, size_t n, const char *host, size_t host_len,
                                        const char *base, size_t base_len, char *out, size_t size,
                                        http_location *found) {
-    size_t i = 0, colon, keep;
-    uint8_t tls = 0;
+    size_t i = 0, keep, path;
+    int scheme;
+    uint8_t tls = 0, other = 0, bad_port = 0;
     memset(found, 0, sizeof *found);
     for (i = 0; i < n; i++)
         if ((uint8_t)value[i] < 0x20 || value[i] == 0x7f) return LOCATION_BAD;
     for (i = 0; i < n; i++)
-        if (value[i] == '#') n = i;
-    for (colon = 0; colon < n && value[colon] != ':' && value[colon] != '/' && value[colon] != '?'; colon++) {
-    }
-    if (colon < n && value[colon] == ':') {
-        if (colon == 0) return LOCATION_BAD;
+        if (value[i] == '#') {
+            if (!location_escapes_well(value + i, n - i)) return LOCATION_BAD;
+            n = i;
+        }
+    scheme = location_scheme(value, n);
+    if (scheme < 0) return LOCATION_BAD;
+    if (scheme > 0) {
         found->absolute = 1;
-        if (colon == 5 && strncmp(value, "https", 5) == 0)
-            tls = 1;
-        else if (!(colon == 4 && strncmp(value, "http", 4) == 0))
-            return LOCATION_FOREIGN;
-        value += colon + 1;
-        n -= colon + 1;
-        if (n < 2 || value[0] != '/' || value[1] != '/') return LOCATION_FOREIGN;
+        tls = (uint8_t)location_scheme_is(value, (size_t)scheme, "https");
+        other = !tls && !location_scheme_is(value, (size_t)scheme, "http");
+        value += scheme + 1;
+        n -= (size_t)scheme + 1;
+    } else {
+        for (i = 0; i < n && value[i] != '/' && value[i] != '?'; i++)
+            if (value[i] == ':') return LOCATION_BAD;
     }
-    if (n >= 2 && value[0] == '/' && value[1] == '/') {
+    /* Three slashes without a scheme begin a path. */
+    if (n >= 2 && value[0] == '/' && value[1] == '/' && (scheme || n == 2 || value[2] != '/')) {
         size_t start = 2, end = 2, at;
         uint32_t port = 0;
         while (end < n && value[end] != '/' && value[end] != '?') end++;
@@ -96,19 +166,33 @@ static inline uint8_t location_resolve(const char *value, size_t n, const char *
         if (at < end && value[at] != ':') return LOCATION_BAD;
         if (at + 1 < end) {
             for (at++; at < end; at++) {
-                if (value[at] < '0' || value[at] > '9') return LOCATION_BAD;
-                port = port * 10 + (uint32_t)(value[at] - '0');
-                if (port > 65535) return LOCATION_BAD;
+                if (!location_is_digit((uint8_t)value[at])) return LOCATION_BAD;
+                if (port <= 65535) port = port * 10 + (uint32_t)(value[at] - '0');
             }
-            if (port == 0) return LOCATION_BAD;
+            bad_port = port == 0 || port > 65535;
         }
         found->port = (uint16_t)(port ? port : tls ? 443 : 80);
-        if (found->host_len != host_len || memcmp(found->host, host, host_len) != 0) return LOCATION_FOREIGN;
         value += end;
         n -= end;
-        base = "/";
-        base_len = 1;
+        if (end == 2 && !scheme) {
+            /* An empty authority names the same one. */
+            found->authority = found->host = 0;
+            found->port = 0;
+        } else {
+            base = "/";
+            base_len = 1;
+        }
     }
+    for (path = 0; path < n && value[path] != '?'; path++) {
+    }
+    if (scheme > 0 && !found->authority) {
+        /* No host, and without a slash an opaque text. */
+        return n && value[0] == '/' && !location_escapes_well(value, path) ? LOCATION_BAD : LOCATION_FOREIGN;
+    }
+    if (!location_escapes_well(value, path)) return LOCATION_BAD;
+    if (found->authority && (found->host_len != host_len || memcmp(found->host, host, host_len) != 0))
+        return LOCATION_FOREIGN;
+    if (other || bad_port) return LOCATION_BAD;
     if (tls) return LOCATION_TLS;
     if (n > 0 && value[0] == '/')
         keep = 0;
@@ -122,15 +206,13 @@ static inline uint8_t location_resolve(const char *value, size_t n, const char *
     }
     if (keep + n + 1 > size) return LOCATION_BAD;
     memcpy(out, base, keep);
-    memcpy(out + keep, value, n);
-    n += keep;
+    n = location_write(out, keep, size - 1, value, n);
+    if (n == SIZE_MAX) return LOCATION_BAD;
     if (n == 0 || out[0] != '/') {
         memmove(out + 1, out, n);
         out[0] = '/';
         n++;
     }
-    for (i = 0; i < n; i++)
-        if (out[i] == ' ') return LOCATION_BAD;
     found->path_len = location_remove_dots(out, n);
     return LOCATION_SAME_HOST;
 }

@@ -112,8 +112,9 @@ static inline int http_end_header(http_response *r) {
             if (!http_is_digit((uint8_t)r->value[i])) return 0;
             length = length * 10 + (uint64_t)(r->value[i] - '0');
         }
-        if (r->has_length && r->length != length) return 0;
-        r->has_length = 1;
+        /* Several must be the same text. */
+        if (r->has_length && (r->length != length || r->has_length != n)) return 0;
+        r->has_length = (uint8_t)n;
         r->length = length;
         return 1;
     case HEADER_ENCODING:
@@ -124,7 +125,7 @@ static inline int http_end_header(http_response *r) {
         return 1;
     case HEADER_LOCATION:
         if (r->has_location) return 1; /* the first of several, as Header.Get returns it */
-        r->has_location = n > 0;
+        r->has_location = 1;
         r->location_len = n;
         memcpy(r->location, r->value, n);
         return 1;

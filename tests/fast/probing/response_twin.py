@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import string
 from typing import NamedTuple
 
 from engine._fast.probing.response import BAD, BROKEN, DONE, FOREIGN, MALFORMED, SAME_HOST, TLS
@@ -21,6 +22,9 @@ _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z ]+\Z")
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t]*|;[^\r]*)\r\Z", re.DOTALL)
 _TRAILER = re.compile(rb"(?! )([!#$%&'*+\-.^_`|~0-9A-Za-z ]+):[^\x00-\x08\x0a-\x1f\x7f]*\Z")
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+_IN_PATH = frozenset(b"-._~$&+,/:;=@%" + string.ascii_letters.encode() + string.digits.encode())
+_SOMETIMES = frozenset(b"!'()*[]")
 
 
 class ProbeResponse(NamedTuple):
@@ -53,7 +57,7 @@ def parse(data: bytes, *, reset: bool = False) -> ProbeResponse:
 
 
 def _location(headers: list[tuple[bytes, bytes]]) -> bytes:
-    return next((value for name, value in headers if name == b"location" and value), b"")
+    return next((value for name, value in headers if name == b"location"), b"")
 
 
 def _headers(data: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -100,7 +104,7 @@ def _framing(status: int, headers: list[tuple[bytes, bytes]]) -> tuple[int | Non
         if name in (b"location", b"content-length", b"transfer-encoding") and len(value) > VALUE_LIMIT:
             raise _Refused
     lengths = [value for name, value in headers if name == b"content-length"]
-    if any(not value.isdigit() or len(value) > 18 for value in lengths) or len({int(v) for v in lengths}) > 1:
+    if any(not value.isdigit() or len(value) > 18 for value in lengths) or len(set(lengths)) > 1:
         raise _Refused
     encodings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if encodings not in ([], [b"chunked"]):
@@ -164,32 +168,42 @@ def resolve(value: str, host: str, base: str) -> tuple[int, int, str]:
     """
     if re.search(r"[\x00-\x1f\x7f]", value):
         return BAD, 0, ""
-    value = value.partition("#")[0]
-    scheme = re.match(r"([^:/?]*):", value)
-    tls = False
+    value, _, fragment = value.partition("#")
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", value)
+    if value.startswith(":") or _BAD_ESCAPE.search(fragment):
+        return BAD, 0, ""
     if scheme:
-        if not scheme[1]:
-            return BAD, 0, ""
-        tls = scheme[1] == "https"
         value = value[scheme.end() :]
-        if scheme[1] not in ("http", "https") or not value.startswith("//"):
-            return FOREIGN, 0, ""
+    elif ":" in re.split("[/?]", value)[0]:
+        return BAD, 0, ""
+    named = scheme[1].lower() if scheme else ""
+    authority = None
+    if value.startswith("//") and (scheme or not value.startswith("///")):
+        end = re.search(r"[/?]|\Z", value[2:])
+        assert end is not None
+        authority, value = value[2 : end.start() + 2], value[end.start() + 2 :]
+        if not authority and not scheme:
+            authority = None
+    badly_escaped = bool(_BAD_ESCAPE.search(value.partition("?")[0]))
+    if authority is None and scheme:
+        return (BAD if badly_escaped and value.startswith("/") else FOREIGN), 0, ""
     port = 0
-    if value.startswith("//"):
-        end = re.search(r"[/?]", value[2:])
-        authority, value = (value[2 : end.start() + 2], value[end.start() + 2 :]) if end else (value[2:], "")
-        authority = authority.rpartition("@")[2]
-        parts = re.match(r"(?:\[([^\]]*)\]|([^\[:][^:]*|))(?::([0-9]*))?\Z", authority)
-        if parts is None:
-            return BAD, 0, ""
-        port = int(parts[3] or (443 if tls else 80))
-        if not 0 < port < 65536:
+    if authority is not None:
+        parts = re.match(r"(?:\[([^\]]*)\]|([^\[:][^:]*|))(?::([0-9]*))?\Z", authority.rpartition("@")[2])
+        if parts is None or badly_escaped:
             return BAD, 0, ""
         if (parts[1] if parts[1] is not None else parts[2]) != host:
             return FOREIGN, 0, ""
+        port = int(parts[3] or (443 if named == "https" else 80))
+        if named not in ("", "http", "https") or not 0 < port < 65536:
+            return BAD, 0, ""
         base = "/"
-    if tls:
+    if badly_escaped:
+        return BAD, 0, ""
+    if named == "https":
         return TLS, 0, ""
+    path, question, query = value.partition("?")
+    value = _escaped(path) + question + query
     if value.startswith("/"):
         path = value
     elif not value:
@@ -198,9 +212,14 @@ def resolve(value: str, host: str, base: str) -> tuple[int, int, str]:
         path = base.partition("?")[0] + value
     else:
         path = base.partition("?")[0].rpartition("/")[0] + "/" + value
-    if " " in path:
-        return BAD, 0, ""
     return SAME_HOST, port, _without_dots(path)
+
+
+def _escaped(path: str) -> str:
+    """Escape what may not stand in a path; if anything is escaped, a few more characters are."""
+    data = path.encode()
+    kept = _IN_PATH if any(byte not in _IN_PATH | _SOMETIMES for byte in data) else _IN_PATH | _SOMETIMES
+    return "".join(chr(byte) if byte in kept else f"%{byte:02X}" for byte in data)
 
 
 def _without_dots(path: str) -> str:

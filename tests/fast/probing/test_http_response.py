@@ -80,6 +80,7 @@ stream = st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=12).
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", MALFORMED, 0),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", BROKEN, 0),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", DONE, 200),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Length: 00\r\n\r\n", MALFORMED, 0),
         (CHUNKED + b"2;x=y\r\nok\r\n0\r\nA: b\r\n\tc\r\n\r\n", DONE, 200),
         (CHUNKED + b"2\nok\r\n0\r\n\r\n", BROKEN, 0),
         (CHUNKED + b"2\r\nok\n0\r\n\r\n", BROKEN, 0),
@@ -97,6 +98,7 @@ def test_verdicts(form, data, verdict, status):
 @settings(max_examples=500, deadline=None)
 @given(stream, st.booleans())
 @example(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n 4\r\n\r\nabc", False)
+@example(b"HTTP/1.1 302 F\nLocation: \nLocation: /x\n\n", False)
 @example(b"HTTP/1.1 302 F\nLocation: " + b"v" * 2048 + b" \n\n", False)
 @example(b"HTTP/1.1 302 F\nLocation: " + b"v" * 2048 + b" w\n\n", False)
 @example(b"HTTP/1.1 302 F\nLocation: " + b"v" * 2047 + b"\n w\n\n", False)
@@ -122,7 +124,27 @@ def test_cutting_the_input_changes_nothing(data, size):
 @given(
     st.text("ht/:.?#@[]%a15 \x00", max_size=14)
     | st.lists(
-        st.sampled_from(["http:", "https:", "//", "h", "/", "..", ".", "a", "?q", "#f", ":80", ":x", "u@"])
+        st.sampled_from(
+            [
+                "http:",
+                "HttpS:",
+                "ftp:",
+                "//",
+                "h",
+                "/",
+                "..",
+                ".",
+                "a",
+                "?q",
+                "#f",
+                ":80",
+                ":x",
+                "u@",
+                "%4",
+                "(",
+                "é",
+            ]
+        )
     ).map("".join),
     st.sampled_from(["/", "/p/q?r=/s", "/p/"]),
 )
@@ -143,5 +165,21 @@ def test_redirects(form):
         "../c": (SAME_HOST, 0, "/c"),
         "http://10.0.0.1:99999/": (BAD, 0, ""),
         "mailto:root": (FOREIGN, 0, ""),
+        "HTTP://10.0.0.1/x": (SAME_HOST, 80, "/x"),
+        "HTTPS://10.0.0.1/x": (TLS, 0, ""),
+        "http://10.0.0.10:99999/": (FOREIGN, 0, ""),
+        "ftp://10.0.0.1/": (BAD, 0, ""),
+        "1http://x/": (BAD, 0, ""),
+        "a:b": (FOREIGN, 0, ""),
+        "_a:b": (BAD, 0, ""),
+        "//": (SAME_HOST, 0, "/a/b"),
+        "///x": (SAME_HOST, 0, "///x"),
+        "/sign in?next=a b": (SAME_HOST, 0, "/sign%20in?next=a b"),
+        "/(x)": (SAME_HOST, 0, "/(x)"),
+        "/(é)": (SAME_HOST, 0, "/%28%C3%A9%29"),
+        "/a%20b": (SAME_HOST, 0, "/a%20b"),
+        "/%zz": (BAD, 0, ""),
+        "/a?%zz": (SAME_HOST, 0, "/a?%zz"),
+        "/a#%zz": (BAD, 0, ""),
     }.items():
         assert form.resolve(value, "10.0.0.1", "/a/b") == expected, value
