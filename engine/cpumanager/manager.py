@@ -459,24 +459,31 @@ class CpuManager:
 
         Waits at most `SETTLE_SECONDS` for a runtime that does not answer.
         """
+        await self._write()
         with contextlib.suppress(TimeoutError):
-            await self._flush()
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self._mover.wait_done()
 
-    async def wait_placed(self) -> None:
-        """Do the same as `flush`, but raise `Refused` if the runtime does not answer in time."""
+    async def wait_placed(self, pod_uid: str) -> None:
+        """Wait until the current state is on disk and a pod with exclusive CPUs is on them.
+
+        Raises `Refused` if the runtime does not move its containers in time.
+        """
+        await self._write()
+        if pod_uid not in self.pod_uids:
+            return
         try:
-            await self._flush()
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self._mover.wait_placed(pod_uid)
         except TimeoutError:
             raise Refused(
                 f"some containers are not on their CPUs after {SETTLE_SECONDS:.0f} s", subject="CRI runtime"
             ) from None
 
-    async def _flush(self) -> None:
+    async def _write(self) -> None:
         await self._file.flush()
         if self._baselines is not None:
             await self._baselines.flush()
-        async with asyncio.timeout(SETTLE_SECONDS):
-            await self._mover.wait_done()
 
     # Containers
 

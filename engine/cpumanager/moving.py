@@ -65,6 +65,7 @@ class ContainerMover:
         self._wake = asyncio.Event()
         self._done = asyncio.Event()
         self._done.set()
+        self._round = asyncio.Event()
         self._retry: asyncio.TimerHandle | None = None
         self._task = tasks.task("cpu-manager")
 
@@ -101,6 +102,11 @@ class ContainerMover:
         """Return when all containers run on their CPUs."""
         await self._done.wait()
 
+    async def wait_placed(self, pod_uid: str) -> None:
+        """Return when the pod's running containers are on their CPUs, wherever those of others are."""
+        while any(move.container.pod_uid == pod_uid for move in self._due()):
+            await self._round.wait()
+
     async def _move_when_woken(self) -> None:
         # Also when it starts again after a failure, which has used up what woke it.
         self._wake.set()
@@ -109,6 +115,8 @@ class ContainerMover:
             self._wake.clear()
             with self._task.step(STEP_SECONDS):
                 moved = await self._move_all()
+            self._round.set()
+            self._round = asyncio.Event()
             if not moved:
                 self._retry_later()
             # A change meanwhile leads to another round, and `wait_done` has to wait for that.

@@ -139,9 +139,12 @@ class Pinning:
         self.memory.grow(new)
         return ResizeDecision("Proceed")
 
-    async def wait_placed(self) -> None:
-        """Return when all containers run on their CPUs and the state is on disk. Raises `Refused`."""
-        await self.cpus.wait_placed()
+    async def wait_placed(self, pod: Pod) -> None:
+        """Return when the pod's containers run on their exclusive CPUs and the state is on disk.
+
+        Raises `Refused`.
+        """
+        await self.cpus.wait_placed(pod.uid)
         await self.memory.flush()
 
     def resized(self, pod: Pod) -> None:

@@ -152,7 +152,7 @@ class PodResizer:
                     old.uid, container.id, container.sandbox_id, notify=False
                 )
 
-        await self._allocations.placement.wait_placed()
+        await self._allocations.placement.wait_placed(new)
         # Below a limit that is less than the usage, the kernel would kill processes of the container
         # (KEP-1287).
         usage = await self._memory_usage(list(running.values()))

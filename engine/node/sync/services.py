@@ -103,8 +103,8 @@ class ContainerPlacement(Protocol):
     def resize(self, old: Pod, new: Pod) -> ResizeDecision:
         """Reserve the CPUs and NUMA nodes' memory of a running pod's new amounts, or say why not."""
 
-    async def wait_placed(self) -> None:
-        """Return when every container runs on its CPUs. Raises `Refused`."""
+    async def wait_placed(self, pod: Pod) -> None:
+        """Return when each container of the pod runs on its exclusive CPUs. Raises `Refused`."""
 
     def resized(self, pod: Pod) -> None:
         """Handle a resized pod, whose containers have their new amounts."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.api.config import EXCLUSIVE_CPUS_GATE, EXCLUSIVE_MEMORY_GATE, MemoryReservation
+from engine.api.errors import Refused
 from engine.api.quantity import Quantity
 from engine.cpumanager.topology import CpuTopology, Processor
 from engine.runtime.hollow import HollowRuntime
@@ -128,3 +129,35 @@ async def test_without_the_gates_a_resize_is_infeasible(pinned: Rig, hollow: Hol
     )
     write(rig, "alone", 2, "32Mi")
     await eventually(lambda: 'Memory Manager policy "Static"' in pending(rig, "alone")[1])
+
+
+async def test_a_container_that_cannot_be_moved_stops_no_resize_of_others(
+    pinned: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runtimes in virtual machines may refuse to change the CPUs of a container."""
+    update = hollow.backend.update_resources
+
+    async def stuck(made: Any, wanted: Any) -> None:
+        if made.config.labels["io.kubernetes.pod.name"].startswith("shared"):
+            raise Refused("not supported")
+        await update(made, wanted)
+
+    monkeypatch.setattr(hollow.backend, "update_resources", stuck)
+    monkeypatch.setattr("engine.cpumanager.manager.SETTLE_SECONDS", 0.2)
+    rig = pinned
+    await rig.start()
+    shared(rig)
+    await eventually(lambda: rig.phase("shared") == "Running")
+    write(rig, "alone", 2)
+    rig.write("other", {"containers": [container(resources={"requests": {"cpu": "1", "memory": "16Mi"}})]})
+    await eventually(lambda: rig.phase("alone") == rig.phase("other") == "Running")
+    assert cpuset(rig, hollow, "shared") == "0-7"
+
+    rig.write("other", {"containers": [container(resources={"requests": {"cpu": "2", "memory": "16Mi"}})]})
+    write(rig, "alone", 2, "32Mi")
+    await eventually(lambda: requested(rig, "other") == 2, 10)
+    await eventually(lambda: rig.reasons().count("ResizeCompleted") == 2, 10)
+
+    write(rig, "alone", 4, "32Mi")
+    await eventually(lambda: "ResizeError" in rig.reasons(), 10)
+    assert cpuset(rig, hollow, "alone") == "1,5"
