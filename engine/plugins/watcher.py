@@ -101,6 +101,8 @@ class PluginWatcher:
 
     def _event(self, mask: int, directory: Path, name: str) -> None:
         if mask & IN_Q_OVERFLOW:
+            # Also removals may be among the lost events.
+            self._end_missing(self._directory)
             self._scan(self._directory)
         elif name:
             self._examine(directory / name)
@@ -175,6 +177,7 @@ class PluginWatcher:
             mode = path.lstat().st_mode
         except OSError:
             self._end(path)
+            self._end_missing(path)
             return False
         if path.name.startswith("."):
             return False
@@ -192,6 +195,11 @@ class PluginWatcher:
             turn = self._turns.setdefault(path, asyncio.Lock())
             self._tasks[path] = self._serving.start(self._serve(path, turn), str(path))
         return False
+
+    def _end_missing(self, directory: Path) -> None:
+        """End the service of sockets below a directory that are gone, as all are if it was moved away."""
+        for path in [path for path in self._tasks if directory in path.parents and not path.is_socket()]:
+            self._end(path)
 
     def _end(self, path: Path) -> None:
         task = self._tasks.pop(path, None)

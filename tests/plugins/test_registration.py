@@ -12,6 +12,7 @@ import pytest
 
 from engine.api.errors import Refused
 from engine.dra.drivers import DRA_PLUGIN
+from engine.host.inotify import IN_Q_OVERFLOW
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.plugins.watcher import PluginWatcher
@@ -60,15 +61,21 @@ def plugins() -> Plugins:
 
 
 @pytest.fixture
-async def driver(plugins: Plugins) -> AsyncIterator[SlowDriver]:
-    """Yield a driver that has not started, below a watched directory."""
+async def watcher(plugins: Plugins) -> AsyncIterator[PluginWatcher]:
     with tempfile.TemporaryDirectory(prefix="kp-") as short:
-        watcher = PluginWatcher(Path(short) / "r", {DRA_PLUGIN: plugins}, Tasks(Registry()))
+        watcher = PluginWatcher(Path(short).resolve() / "r", {DRA_PLUGIN: plugins}, Tasks(Registry()))
         await watcher.start()
-        driver = SlowDriver(Path(short) / "d", Path(short) / "r")
-        yield driver
-        await driver.stop()
+        yield watcher
         await watcher.stop()
+
+
+@pytest.fixture
+async def driver(watcher: PluginWatcher) -> AsyncIterator[SlowDriver]:
+    """Yield a driver that has not started, in a subdirectory of the watched one."""
+    top = watcher._directory
+    driver = SlowDriver(top.parent / "d", top / "own")
+    yield driver
+    await driver.stop()
 
 
 async def test_a_plugin_that_goes_before_it_confirms_is_forgotten(
@@ -93,3 +100,28 @@ async def test_a_plugin_that_restarts_before_it_confirms_registers_again(
     assert [status.plugin_registered for status in driver.status] == [True, True]
     assert plugins.registered == {driver.socket}
     assert plugins.refused == 0
+
+
+async def test_a_plugin_is_forgotten_whose_directory_is_moved_away(
+    driver: SlowDriver, plugins: Plugins
+) -> None:
+    driver.confirms.set()
+    await driver.start()
+    await eventually(lambda: plugins.registered)
+    own = driver.registration.parent
+    own.rename(own.parent.parent / "elsewhere")
+    await eventually(lambda: not plugins.registered)
+
+
+async def test_a_removal_among_lost_events_is_found(
+    watcher: PluginWatcher, driver: SlowDriver, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.confirms.set()
+    await driver.start()
+    await eventually(lambda: plugins.registered)
+    monkeypatch.setattr(watcher, "_examine", lambda path: None)
+    driver.registration.unlink()
+    await asyncio.sleep(0.1)
+    assert plugins.registered == {driver.socket}
+    watcher._event(IN_Q_OVERFLOW, Path(), "")
+    await eventually(lambda: not plugins.registered)
