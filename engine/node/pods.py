@@ -95,12 +95,13 @@ class PodManager:
         # Adopt what runs and begin to end orphans before the first new pod is judged: their amounts, ports
         # and devices are counted, or about to be free, by then.
         new = [pod for pod in pods if not self._update_known(pod)]
+        is_news = source in self._unseen
         self._unseen.discard(source)
         if self.known:
             self._end_orphaned_pods()
         for pod in new:
             self._start_worker(pod, PodLife())
-        if self.known:
+        if is_news and self.known:
             self._admission.pods_known()
 
     def update_pod(self, pod: Pod, source: str) -> None:
