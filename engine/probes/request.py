@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from collections.abc import Sequence
+from urllib.parse import quote, unquote_to_bytes
 
 from engine.api.errors import InvalidInput
 from engine.wire.cri_v1_pb2 import ExecSyncRequest
@@ -32,6 +34,10 @@ _OF_HTTP_1 = frozenset(
 )
 _NOT_IN_NAMES, _NOT_IN_VALUES = frozenset(" \r\n:\0"), frozenset("\r\n\0")
 _VISIBLE = frozenset(map(chr, range(0x21, 0x7F)))
+_NOT_AS_GIVEN = frozenset(("host", "user-agent", "content-length", "transfer-encoding", "trailer"))
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+_IN_PATH = "$&+,/:;=@~"
+_VALID_PATH = re.compile(r"[A-Za-z0-9\-._~!$&'()*+,;=:@/\[\]%]*")
 
 
 def authority(host: str, port: int) -> str:
@@ -43,32 +49,50 @@ def http_request(
 ) -> tuple[bytes, bytes, bytes]:
     """Return the kubelet's GET as path, Host header and remaining header lines (with the closing blank line).
 
-    A header of the user replaces the default of its name; `Host` replaces the authority, and is empty where
-    it is the authority; an empty `Accept` or `User-Agent` leaves that header out. Raises `InvalidInput` where
-    a name or a value could not stand in a request.
+    A header of the user replaces the default of its name, and the first `Host` replaces the authority, which
+    is empty where it is the authority; an empty `Accept` or `User-Agent` leaves that header out. A probe has
+    no body, so headers about one are left out. Raises `InvalidInput` where a name or a value could not stand
+    in a request.
     """
-    if not path.startswith("/"):
-        path = f"/{path}"
-    path = path.partition("#")[0]
-    name_host = own = authority(host, port)
+    own = authority(host, port)
     lines: list[tuple[str, str]] = []
-    given = {name.lower() for name, _ in headers}
-    for name, default in (("User-Agent", USER_AGENT), ("Accept", "*/*")):
-        if name.lower() not in given:
-            lines.append((name, default))
+    first: dict[str, str] = {}
     for name, value in headers:
-        if name.lower() == "host":
-            name_host = value or name_host
-        elif value or name.lower() not in ("accept", "user-agent"):
+        first.setdefault(name.lower(), value)
+    for name, default in (("User-Agent", USER_AGENT), ("Accept", "*/*")):
+        if name.lower() not in first:
+            lines.append((name, default))
+    name_host = first.get("host") or own
+    if agent := first.get("user-agent"):
+        lines.append(("User-Agent", agent))
+    for name, value in headers:
+        if name.lower() not in _NOT_AS_GIVEN and (name.lower() != "accept" or first["accept"]):
             lines.append((name, value))
-    lines.append(("Connection", "close"))
+    if first.get("connection") != "close":
+        lines.append(("Connection", "close"))
     for name, value in [*lines, ("Host", name_host)]:
         if not (name and _NOT_IN_NAMES.isdisjoint(name) and _NOT_IN_VALUES.isdisjoint(value)):
             raise InvalidInput("not a valid HTTP header", subject=f"httpHeaders {name!r}")
-    if not _VISIBLE.issuperset(path):
-        path = "".join(c if c in _VISIBLE else "".join(f"%{b:02X}" for b in c.encode()) for c in path)
     rest = "".join(f"{name}: {value}\r\n" for name, value in lines) + "\r\n"
-    return path.encode(), b"" if name_host == own else name_host.encode(), rest.encode()
+    return _target(path).encode(), b"" if name_host == own else name_host.encode(), rest.encode()
+
+
+def _target(path: str) -> str:
+    """Return the path and query of a request, escaped as Go's net/url does.
+
+    A path without bytes that have to be escaped stays as it is. A wrong escape makes the whole text a path.
+    """
+    if not path.startswith("/"):
+        path = f"/{path}"
+    address, _, fragment = path.partition("#")
+    plain, mark, query = address.partition("?")
+    if _BAD_ESCAPE.search(plain) or _BAD_ESCAPE.search(fragment):
+        return quote(path, safe=_IN_PATH)
+    if not _VALID_PATH.fullmatch(plain):
+        plain = quote(unquote_to_bytes(plain), safe=_IN_PATH)
+    if not _VISIBLE.issuperset(query):
+        query = "".join(c if c in _VISIBLE else quote(c, safe="") for c in query)
+    return plain + mark + query
 
 
 def url_host(host: str) -> bytes:
