@@ -146,6 +146,6 @@ def reset(machine: Machine) -> None:
     machine.check("kubeadm reset -f 2>&1", LONG)
     assert machine.run(f"systemctl is-active {UNIT}").output.strip() == "inactive"
     assert machine.check("ctr -n k8s.io tasks ls -q; ctr -n k8s.io containers ls -q") == ""
-    assert machine.run("pgrep -a 'kube|etcd|containerd-shim'").output == ""
+    assert machine.run("pgrep -a kube; pgrep -a etcd; pgrep -a containerd-shim").output == ""
     assert machine.run("grep -E '/var/lib/kubelet|/run/containerd/io' /proc/mounts").output == ""
     assert machine.run(f"find {CGROUPS}/kubepods.slice -name '*.scope'").output == ""
