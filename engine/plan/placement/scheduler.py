@@ -56,38 +56,25 @@ class PodScheduler:
         What the pod requests on its source stays counted there. Raise `Undecidable`.
         """
         capacity, filters = self.capacity, self._filters
-        allowed, excluded = capacity.open, list[tuple[str, int]]()
         found = ScheduleResult(NO_NODE)
         if filters is None:
             found = ScheduleResult(capacity.choose(request, self._rule))
+            if found.node == NO_NODE:
+                return ScheduleResult(NO_NODE, self._unschedulable(request, row))
         else:
             # Off its node first: its own host ports, volumes and labels must not exclude the pod.
             filters.remove_pod(row)
             try:
-                allowed, excluded = self._filtered(filters, row)
+                allowed = capacity.open.copy()
+                for _, nodes in filters.filter(row):
+                    allowed &= nodes
                 found = self._select(row, request, allowed)
+                if found.node == NO_NODE:
+                    return ScheduleResult(NO_NODE, self._unschedulable(request, row))
             finally:
                 filters.add_pod(row, found.node if found.node != NO_NODE else source)
-        if found.node == NO_NODE:
-            return ScheduleResult(NO_NODE, self._unschedulable(request, allowed, excluded))
         self._update(row, found.node, request)
         return found
-
-    def _filtered(
-        self, filters: SchedulerFilters, row: int
-    ) -> tuple[NDArray[np.bool_], list[tuple[str, int]]]:
-        """Return bool[nodes]: the open nodes that pass all filters; and how many nodes each filter excludes
-        of those that passed the filters before it. Raise `Undecidable`.
-        """
-        allowed, excluded = self.capacity.open.copy(), list[tuple[str, int]]()
-        left = int(np.count_nonzero(allowed))
-        for reason, nodes in filters.filter(row):
-            before = left
-            allowed &= nodes
-            left = int(np.count_nonzero(allowed))
-            if left < before:
-                excluded.append((reason, before - left))
-        return allowed, excluded
 
     def _select(self, row: int, request: NDArray[np.int64], allowed: NDArray[np.bool_]) -> ScheduleResult:
         """Return the best of the `allowed` nodes with these amounts, the first of equal ones."""
@@ -132,16 +119,21 @@ class PodScheduler:
         if self._scores is not None:
             self._scores.update(row, node, sign)
 
-    def _unschedulable(
-        self, request: NDArray[np.int64], allowed: NDArray[np.bool_], excluded: list[tuple[str, int]]
-    ) -> str:
-        """Explain why no node takes a pod: how many nodes each filter excludes, and the resource that the
-        `allowed` ones lack.
+    def _unschedulable(self, request: NDArray[np.int64], row: int) -> str:
+        """Explain why no node takes a pod, which is on none: how many of the nodes that passed the filters
+        before it each filter excludes, and the resource that the others lack.
         """
         capacity = self.capacity
         if not capacity.open.any():
             return "no other node"
-        parts = [f"{count} excluded by {reason}" for reason, count in excluded]
+        allowed, parts = capacity.open.copy(), list[str]()
+        left = int(allowed.sum())
+        for reason, nodes in self._filters.filter(row) if self._filters is not None else ():
+            before = left
+            allowed &= nodes
+            left = int(allowed.sum())
+            if left < before:
+                parts.append(f"{before - left} excluded by {reason}")
         if allowed.any():
             parts.append(f"{int(allowed.sum())} without {self._lacking(request, allowed)}")
         return f"no node of {int(capacity.open.sum())}: {', '.join(parts)}"

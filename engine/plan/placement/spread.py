@@ -7,6 +7,7 @@ its own. A cluster of 10,000 nodes in three zones has few cells.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -124,7 +125,7 @@ class SpreadScores:
                 continue
             domain = cells.domains[one.key][base_cell]
             weight = _topology_weight(len(_distinct(domain[present])))
-            in_domain = topology.count_by_domain(one.key, one.pods, self._counted(row, one.spec, cells))
+            in_domain = topology.count_by_domain(one.key, one.pods, *self._counted(row, one.spec, cells))
             # The appended 0 is what domain -1 selects.
             counts += np.append(in_domain * weight + one.max_skew - 1, 0.0)[domain]
         rounded = counts.astype(np.int64)
@@ -181,17 +182,18 @@ class SpreadScores:
             found = self._cells[names] = _Cells(of_node.copy(), domains, named[first], keyed, keyed[of_node])
         return found
 
-    def _counted(self, row: int, constraint: TopologySpreadConstraint | None, cells: _Cells) -> Nodes:
-        """Return bool[nodes]: the nodes whose pods a constraint counts, by its node inclusion policies; None
-        stands for a system default.
+    def _counted(
+        self, row: int, constraint: TopologySpreadConstraint | None, cells: _Cells
+    ) -> Iterator[Nodes]:
+        """Yield bool[nodes]: a constraint counts the pods of nodes that are in each of these, by its node
+        inclusion policies; None stands for a system default.
         """
         tolerated, affine = self._filters.selected_nodes(row)
-        counted = cells.keyed_nodes.copy()
+        yield cells.keyed_nodes
         if constraint is None or constraint.node_affinity_policy != "Ignore":
-            counted &= affine
+            yield affine
         if constraint is not None and constraint.node_taints_policy == "Honor":
-            counted &= tolerated
-        return counted
+            yield tolerated
 
     def _replicas(self, row: int) -> PodRows | None:
         """Return the pods of the same controller; None if the pod has none of the kinds that the plugin

@@ -75,14 +75,14 @@ class PodTopology:
         """Return the node of a pod, -1 for none."""
         return int(self._node[row])
 
-    def count_by_domain(self, key: str, pods: PodRows, counted: Nodes | None = None) -> NDArray[np.int64]:
+    def count_by_domain(self, key: str, pods: PodRows, *counted: Nodes) -> NDArray[np.int64]:
         """Return int64[domains]: how many of these pods are in each domain of a topology key. Only pods on
-        the `counted` nodes, bool[nodes], count.
+        nodes that are in each of `counted`, bool[nodes], count.
         """
         domain, count = self.domains_of(key)
         at = self.nodes_of(pods)
-        if counted is not None:
-            at = at[counted[at]]
+        for nodes in counted:
+            at = at[nodes[at]]
         found = domain[at]
         return np.bincount(found[found >= 0], minlength=count)
 
