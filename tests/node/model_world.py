@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -133,6 +134,7 @@ class DirectEndpoint:
     def __init__(self, resource: str, path: Path, _deadlines: object) -> None:
         self.resource = resource
         self.path = path
+        self.number = next(self.world.endpoint_numbers)
         self.options = wire.DevicePluginOptions()
         self.watching: asyncio.Task[None] | None = None
         self._lists: asyncio.Queue[int | None] = asyncio.Queue()
@@ -190,6 +192,7 @@ class World:
         self.starting: asyncio.Task[None] | None = None
         self.devices: int | None = None
         self.listeners: list[asyncio.Queue[int | None]] = []
+        self.endpoint_numbers = itertools.count(1)
         self.runtime_answers = True
         self.faults: list[str] = []
         self.most = 0

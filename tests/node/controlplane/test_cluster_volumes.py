@@ -294,7 +294,7 @@ async def test_a_pod_that_is_being_deleted_may_outlive_its_objects(joined: Joine
     await run_with(
         cluster,
         {"configMap": {"name": "m"}},
-        annotations={"runtime.kubengine.dev/stop-after": "60s"},
+        annotations={"runtime.kubengine.dev/stop-after": "15s"},
         terminationGracePeriodSeconds=60,
     )
     await cluster.ready("p")

@@ -112,7 +112,8 @@ async def test_an_extended_resource_that_another_client_advertises_is_counted(
     joined: Joined, cluster: Cluster
 ):
     await joined.start()
-    advertised = {"status": {"capacity": {"example.com/dongle": "2"}}}
+    amount = {"example.com/dongle": "2"}
+    advertised = {"status": {"capacity": amount, "allocatable": amount}}
     await cluster.client.patch("/api/v1/nodes/n1/status", advertised, Object)
     assert joined.node is not None
     description = joined.node.running.description
