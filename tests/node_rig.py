@@ -14,6 +14,7 @@ from engine.eviction.readings import NodeView
 from engine.hostsetup.host_places import HostPlaces
 from engine.node import Node
 from engine.node.nodeinfo.options import NodeOptions
+from engine.runtime.hollow import HollowRuntime
 
 
 class Rig:
@@ -108,3 +109,16 @@ class Rig:
 
 def container(name: str = "c", **fields: Any) -> dict[str, Any]:
     return {"name": name, "image": "busybox:1", "imagePullPolicy": "IfNotPresent", **fields}
+
+
+def recorded_graces(hollow: HollowRuntime) -> list[float]:
+    """Return a list that gets the grace period of each container that the runtime stops from now on."""
+    graces: list[float] = []
+    stop = hollow.backend.stop_container
+
+    async def stop_container(stopped: Any, grace: float) -> None:
+        graces.append(grace)
+        await stop(stopped, grace)
+
+    hollow.backend.stop_container = stop_container  # type: ignore[method-assign]
+    return graces

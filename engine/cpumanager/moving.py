@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from engine.api import cpu_set as cpu_sets
 from engine.api.errors import Refused
-from engine.host.tasks import Tasks
+from engine.host.tasks import RetryTimer, Tasks
 
 STEP_SECONDS = 60.0
 
@@ -58,7 +58,6 @@ class ContainerMover:
         self._running = running
         self._move = move
         self._prepare = prepare
-        self._period = period
         self._written: dict[str, str] = {}
         self._created: dict[str, dict[str, str]] = {}
         """CPUs that containers were created with and were not seen running since, by pod uid and name."""
@@ -66,7 +65,7 @@ class ContainerMover:
         self._done = asyncio.Event()
         self._done.set()
         self._round = asyncio.Event()
-        self._retry: asyncio.TimerHandle | None = None
+        self._retry = RetryTimer(period, self._wake.set)
         self._task = tasks.task("cpu-manager")
 
     def start(self) -> None:
@@ -75,9 +74,7 @@ class ContainerMover:
 
     async def stop(self) -> None:
         """Stop moving. Containers keep their CPUs."""
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        self._retry.cancel()
         await self._task.stop()
 
     def created(self, pod_uid: str, container: str, cpus: str) -> None:
@@ -118,19 +115,10 @@ class ContainerMover:
             self._round.set()
             self._round = asyncio.Event()
             if not moved:
-                self._retry_later()
+                self._retry.start()
             # A change meanwhile leads to another round, and `wait_done` has to wait for that.
             elif not self._wake.is_set():
                 self._done.set()
-
-    def _retry_later(self) -> None:
-        # One timer at most: each one that fires leads to another while the runtime refuses.
-        if self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(self._period, self._try_again)
-
-    def _try_again(self) -> None:
-        self._retry = None
-        self._wake.set()
 
     async def _move_all(self) -> bool:
         """Move each container that is on wrong CPUs; return whether all moves succeeded.

@@ -13,7 +13,7 @@ from typing import TypeVar
 from engine.api.errors import Bug, KubengineError, Refused, Unavailable
 from engine.host.checksummed_file import SHORTAGES, read_again, set_aside
 from engine.host.files import replacing_file
-from engine.host.tasks import Tasks, WriteSchedule, resolve
+from engine.host.tasks import RetryTimer, Tasks, WriteSchedule, resolve
 
 STEP_SECONDS = 30.0
 """Seconds after which a write counts as stuck."""
@@ -53,7 +53,7 @@ class StateFile:
         self._fault = fault
         self._schedule = WriteSchedule()
         self._waiters: list[asyncio.Future[None]] = []
-        self._retry: asyncio.TimerHandle | None = None
+        self._retry = RetryTimer(RETRY_SECONDS, self._schedule.want)
         self._writer = (tasks or Tasks()).task(name)
 
     def read(self, decode: Callable[[bytes], T], damaged: Callable[[str], None]) -> T | None:
@@ -87,9 +87,7 @@ class StateFile:
             await self.flush()
         finally:
             await self._writer.stop()
-            if self._retry is not None:
-                self._retry.cancel()
-                self._retry = None
+            self._retry.cancel()
             for waiter in self._waiters:
                 resolve(waiter, Refused("its writer has stopped", subject=str(self.path)))
 
@@ -117,18 +115,9 @@ class StateFile:
             except Exception as error:
                 self._writer.failed(error)
                 failure = error if isinstance(error, Refused) else _unexpected(error, self.path)
-                self._retry_later()
+                self._retry.start()
             for waiter in waiters:
                 resolve(waiter, failure)
-
-    def _retry_later(self) -> None:
-        # One timer at most: each one that fires leads to another while the disk fails.
-        if self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
-
-    def _try_again(self) -> None:
-        self._retry = None
-        self._schedule.want()
 
     async def _write(self) -> None:
         text = self._content()

@@ -143,6 +143,29 @@ class TransientTasks:
         return True
 
 
+class RetryTimer:
+    """Call `again` after a delay. There is one timer at most: each one that fires may lead to another."""
+
+    def __init__(self, seconds: float, again: Callable[[], None]) -> None:
+        self._seconds, self._again = seconds, again
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start the timer, unless it runs."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._fire)
+
+    def cancel(self) -> None:
+        """Stop the timer, if it runs."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._again()
+
+
 class BackgroundTask:
     """Run `work` from `start` to `stop`, again if it fails; work that returns is done.
 

@@ -203,18 +203,21 @@ def test_a_bus_that_stays_away_is_tried_by_each_call(slices, systemd, tmp_path):
     slices.set(POD, {"pids.max": "64"})
 
 
-@needs_bus
-def test_what_is_left_in_a_pod_is_killed_before_systemd_waits_for_it(slices, systemd, tmp_path):
-    hierarchy = tmp_path / "cgroup"
+def tree_with_a_slice(slices: SystemdSlices, hierarchy: Path) -> tuple[CgroupTree, Path]:
+    """Return a tree of cgroups v2 in a directory, and the directory of its slice `kubepods`."""
     hierarchy.mkdir()
     (hierarchy / "cgroup.controllers").write_text("memory")
     (hierarchy / "cgroup.subtree_control").write_text("memory")
+    rules = FileRules(2, controllers=frozenset(["memory"]))
     mounts = Mounts(2, (CgroupHierarchy(str(hierarchy), frozenset(["memory"])),))
-    tree = CgroupTree(
-        mounts, FileRules(2, controllers=frozenset(["memory"])), driver="systemd", slices=slices
-    )
+    tree = CgroupTree(mounts, rules, driver="systemd", slices=slices)
     tree.make(("kubepods",))
-    group = hierarchy / "kubepods.slice"
+    return tree, hierarchy / "kubepods.slice"
+
+
+@needs_bus
+def test_what_is_left_in_a_pod_is_killed_before_systemd_waits_for_it(slices, systemd, tmp_path):
+    tree, group = tree_with_a_slice(slices, tmp_path / "cgroup")
     with subprocess.Popen(["sleep", "600"]) as left:
         (group / "cgroup.procs").write_text(str(left.pid))
         ended: list[int | None] = []
@@ -235,15 +238,7 @@ def test_what_is_left_in_a_pod_is_killed_before_systemd_waits_for_it(slices, sys
 
 @needs_bus
 def test_the_tree_sends_systemd_only_changes(slices, systemd, tmp_path):
-    hierarchy = tmp_path / "cgroup"
-    hierarchy.mkdir()
-    (hierarchy / "cgroup.controllers").write_text("memory")
-    (hierarchy / "cgroup.subtree_control").write_text("memory")
-    rules = FileRules(2, controllers=frozenset(["memory"]))
-    mounts = Mounts(2, (CgroupHierarchy(str(hierarchy), frozenset(["memory"])),))
-    tree = CgroupTree(mounts, rules, driver="systemd", slices=slices)
-    tree.make(("kubepods",))
-    group = hierarchy / "kubepods.slice"
+    tree, group = tree_with_a_slice(slices, tmp_path / "cgroup")
     (group / "memory.max").write_text("max")
     tree.write_files(("kubepods",), {"memory.max": "8192"})
     tree.write_files(("kubepods",), {"memory.max": "8192"})

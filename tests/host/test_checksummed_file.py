@@ -20,7 +20,7 @@ CONTENT = json.dumps({"kept": [1, 2, 3]}).encode()
 
 
 def read(path: Path) -> object:
-    return read_checksummed(path, json.loads, without="starting anew")
+    return read_checksummed(path, json.loads, without="starting again")
 
 
 def names(directory: Path) -> list[str]:
@@ -58,7 +58,7 @@ def test_every_damage_is_named_and_set_aside(tmp_path: Path, caplog: pytest.LogC
         [record] = caplog.records
         assert record.levelno == logging.ERROR
         assert str(path) in record.message, what
-        assert "starting anew" in record.message
+        assert "starting again" in record.message
         assert not path.exists(), what
         assert len(names(tmp_path)) <= MAX_SET_ASIDE
         newest = max(tmp_path.iterdir(), key=lambda each: each.stat().st_ctime_ns)

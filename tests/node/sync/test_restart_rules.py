@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -18,7 +16,7 @@ from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord, Sand
 from engine.node.spec.cri_config import container_hash
 from engine.node.sync.actions import ContainerHealth, compute_pod_actions, should_restart, to_reset
 from engine.runtime.hollow import HollowRuntime
-from tests.node_rig import Rig, container
+from tests.node_rig import Rig, container, recorded_graces
 from tests.waiting import eventually
 
 EXIT = "runtime.kubengine.dev/"
@@ -105,14 +103,7 @@ async def test_a_container_that_its_rule_restarts_runs_again_in_a_pod_that_never
 
 
 async def test_a_pod_starts_again_in_its_sandbox(rig: Rig, hollow: HollowRuntime):
-    graces: list[float] = []
-    stop = hollow.backend.stop_container
-
-    async def stop_container(stopped: Any, grace: float) -> None:
-        graces.append(grace)
-        await stop(stopped, grace)
-
-    hollow.backend.stop_container = stop_container  # type: ignore[method-assign]
+    graces = recorded_graces(hollow)
     await rig.start()
     rules = [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [7]}}]
     rig.write(

@@ -12,7 +12,7 @@ from engine.api.pod import Pod
 from engine.node.sources.pod_sink import MANIFESTS
 from engine.node.sync.stopping import ends_before
 from engine.runtime.hollow import HollowRuntime
-from tests.node_rig import Rig, container
+from tests.node_rig import Rig, container, recorded_graces
 from tests.ports import free_port
 from tests.waiting import eventually
 
@@ -127,14 +127,7 @@ async def test_a_hook_runs_without_a_grace_period_only_when_the_whole_pod_ends(
         await writer.drain()
         writer.close()
 
-    graces: list[float] = []
-    stop = hollow.backend.stop_container
-
-    async def stop_container(stopped: Any, grace: float) -> None:
-        graces.append(grace)
-        await stop(stopped, grace)
-
-    hollow.backend.stop_container = stop_container  # type: ignore[method-assign]
+    graces = recorded_graces(hollow)
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
 
