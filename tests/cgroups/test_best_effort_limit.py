@@ -52,6 +52,11 @@ def test_small_differences_are_not_written():
     assert RULES.ceiling(Used(5600, 5100, 0), 2500) == 2400
 
 
+def test_a_limit_just_below_the_whole_is_lifted_once_nobody_else_works():
+    assert RULES.ceiling(Used(0, 0, 0), RULES.whole - 1) == RULES.whole
+    assert RULES.ceiling(Used(501, 1, 0), RULES.whole) == RULES.whole
+
+
 def test_best_effort_counts_as_limited_until_it_uses_much_less():
     assert RULES.holds(1000, Used(0, 0, 950), held=False)
     assert not RULES.holds(1000, Used(0, 0, 850), held=False)

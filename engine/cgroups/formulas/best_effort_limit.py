@@ -60,7 +60,8 @@ class BestEffortLimitRules(msgspec.Struct, frozen=True):
         limit = self.left(used)
         if before is None:
             return limit
-        if abs(limit - before) < self.capacity * NOISE:
+        # A limit just below the whole would count as lowered for good.
+        if abs(limit - before) < self.capacity * NOISE and limit != self.whole:
             return before
         return min(limit, before + round(self.capacity * GROWTH))
 
