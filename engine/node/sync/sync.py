@@ -92,6 +92,8 @@ class PodSync:
         self._cgroup_parent = ""
         self._refused: dict[str, tuple[int, float]] = {}
         self._stopping = self._released = False
+        # The runtime may have carried out a call that failed, for example when its answer was lost.
+        self._in_doubt = False
         self._ended: dict[str, tuple[str, float]] = {}
 
     async def publish(self) -> None:
@@ -104,12 +106,22 @@ class PodSync:
         Each call acts on what the runtime holds at its beginning, so that a restarted agent continues where
         the last one stopped.
         """
+        try:
+            return await self._advance()
+        except BaseException:
+            self._in_doubt = True
+            raise
+
+    async def _advance(self) -> SyncResult:
         state, services = self._state, self._services
         deadline = self._deadline()
         if deadline is not None and deadline <= 0:
             text = "Pod was active on the node longer than the specified deadline"
             services.context.recorder.pod(state.pod, NORMAL, "DeadlineExceeded", text)
             return SyncResult(event=LifeEvent.FAIL, end=PodEnd("DeadlineExceeded", text))
+        if self._in_doubt:
+            await services.runtime.watch.reread_pod(state.pod.uid)
+            self._in_doubt = False
         # A status shows a resize and the reasons for waiting, so it is published once more after they have
         # gone.
         idle = state.resize is None and not state.waiting
@@ -296,8 +308,7 @@ class PodSync:
                     pod, container, self._volumes, self._sandbox, slot, least
                 )
         except StartRefused as refused:
-            # The runtime may have carried out a call that failed, for example after a time-out.
-            services.runtime.watch.relist_soon()
+            self._in_doubt = True
             return self._refuse(container, refused)
         self._state.waiting.pop(name, None)
         self._refused.pop(name, None)
