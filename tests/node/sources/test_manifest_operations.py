@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
@@ -327,6 +328,25 @@ async def test_a_file_that_was_another_while_it_was_read_is_read_again(
     await agent.start()
     await eventually(lambda: len(looks) > 1 and shown(agent) == {f"p-{NODE}": (1, 1)})
     await agent.stop()
+
+
+def test_another_manifest_does_not_adopt_the_remains_of_a_pod(tmp_path: Path) -> None:
+    remains: list[PodRecord] = []
+    uids = StaticUids(lambda: remains, AcceptedSpecs(RecordStore(tmp_path)))
+
+    def chosen(value: str) -> str:
+        """Return the uid of a pod with another environment, which a container's hash does not contain."""
+        pod, _ = parse_pods(text("p", 1), "a.yaml")
+        pod[0].metadata.uid = f"uid-{value}"
+        uid = uids.choose(pod[0], f"digest-{value}", lambda: pod[0].uid, uids.held())
+        remains[:] = remains or [record(pod[0])]
+        return uid
+
+    assert chosen("1") == "uid-1"
+    uids.keep_only([])
+    assert chosen("1") == "uid-1"
+    uids.keep_only([])
+    assert chosen("2") == "uid-2"
 
 
 def shown(agent: Agent) -> dict[str, tuple[int, int]]:
