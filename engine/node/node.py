@@ -244,9 +244,11 @@ class NodeAgent:
         """Return the usage of the claims that pods mount, as the kubelet's VolumeStats."""
         return await self.running.volume_figures.of_claims(self.running.pods.all())
 
-    async def usage(self) -> NodeUsage:
-        """Return the usage as read from cgroups and network devices."""
-        return await self.running.sampler.sample()
+    async def usage(self, *, descriptors: bool = False) -> NodeUsage:
+        """Return the usage as read from cgroups and network devices; with `descriptors`, also the numbers of
+        open files and sockets.
+        """
+        return await self.running.sampler.sample(descriptors=descriptors)
 
     async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
         """Return CPU and memory from the runtime for cgroups that `usage` has no numbers of."""

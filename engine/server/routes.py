@@ -106,7 +106,8 @@ class Routes:
             case "/metrics/resource":
                 return Response(200, metrics_text.CONTENT_TYPE, await _resources(view))
             case "/metrics/cadvisor":
-                return Response(200, metrics_text.CONTENT_TYPE, self._cadvisor.text(await view.usage()))
+                usage = await view.usage(descriptors=True)
+                return Response(200, metrics_text.CONTENT_TYPE, self._cadvisor.text(usage))
             case "/stats/summary":
                 if request.values("only_cpu_and_memory") == ["true"]:
                     return Response(200, JSON, await view.cpu_and_memory_summary())

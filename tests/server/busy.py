@@ -57,7 +57,7 @@ class BusyView(SecuredView):
         count_node(self.registry, self.name, self.records.values)
         self.relists = self.registry.histogram("kubelet_pleg_relist_duration_seconds", "Relists.")
 
-    async def usage(self) -> NodeUsage:
+    async def usage(self, *, descriptors: bool = False) -> NodeUsage:
         self.relists.observe(0.01)
         self.reads += 1
         n = self.reads

@@ -70,7 +70,7 @@ class View:
     async def claims_usage(self) -> list[Any]:
         return self.claims
 
-    async def usage(self) -> NodeUsage:
+    async def usage(self, *, descriptors: bool = False) -> NodeUsage:
         groups = Groups()
         root = UsedGroup("/", groups.add(["/"]))
         return NodeUsage(0.0, groups.read(readable_mounts()), root, {}, [], [], (0, 0))

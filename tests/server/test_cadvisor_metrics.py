@@ -61,7 +61,8 @@ def test_series_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (process / "limits").write_text(
         "Max open files            unlimited            unlimited            files\n"
     )
-    table = groups.read(laid_out(tmp_path), proc=tmp_path / "proc")
+    table = groups.read(laid_out(tmp_path))
+    groups.count_descriptors(table, laid_out(tmp_path), tmp_path / "proc")
     usage = NodeUsage(
         1000.9,
         table,

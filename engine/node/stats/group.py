@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,6 +57,7 @@ class GroupTable:
     """Hold one reading of all groups.
 
     `numbers` and `descriptors` are int64, one group after another: `WIDTH` and `DESCRIPTOR_COLUMNS` of each.
+    `counted` tells whether the descriptors are those of this reading, not of an earlier one.
     `looked_at` is 1 for groups in which something ran since the last reading, and those whose turn it was.
     `io` has by row the `IO_COLUMNS` after it for each block device. `rates` are CPU nanoseconds per second,
     `ABSENT` without an earlier reading. `time` is a Unix time.
@@ -71,7 +73,8 @@ class GroupTable:
         descriptors: array[int],
     ) -> None:
         self.time, self.numbers, self.looked_at = time, numbers, looked_at
-        self.io, self.rates, self._descriptors = io, rates, descriptors
+        self.io, self.rates, self.descriptors = io, rates, descriptors
+        self.counted = False
 
     def __len__(self) -> int:
         return len(self.looked_at)
@@ -82,7 +85,7 @@ class GroupTable:
 
     def opened(self, name: str) -> memoryview[int]:
         """Return one of `DESCRIPTOR_COLUMNS` of each group, `ABSENT` where it has none."""
-        return _column(self._descriptors, len(DESCRIPTOR_COLUMNS), DESCRIPTOR_COLUMNS.index(name))
+        return _column(self.descriptors, len(DESCRIPTOR_COLUMNS), DESCRIPTOR_COLUMNS.index(name))
 
     def stalled(self, resource: str, kind: str) -> memoryview[int]:
         """Return the PSI total of each group in microseconds."""
@@ -112,9 +115,8 @@ class Groups:
     """Read a set of groups repeatedly; each keeps its row while it is in the set.
 
     A group is read again only if something ran in it; values set from outside, and memory that the kernel
-    reclaims, are refreshed every `SETTINGS_SECONDS`. The descriptors of its processes are counted again then
-    too, but only of `MOST_COUNTED` groups per reading, in turn. `borrowed` names, as (row, other,
-    controller), rows whose v1 controller keeps its numbers in another row.
+    reclaims, are refreshed every `SETTINGS_SECONDS`. `borrowed` names, as (row, other, controller), rows
+    whose v1 controller keeps its numbers in another row. Threads may share the object.
     """
 
     def __init__(self) -> None:
@@ -129,6 +131,7 @@ class Groups:
         self._descriptors = array("q")
         self._uncounted = bytearray()
         self._counted_up_to = 0
+        self._lock = threading.Lock()
 
     def add(self, cgroups: Sequence[str], known: Mapping[str, int] | None = None, within: bool = True) -> int:
         """Add consecutive rows and return the first.
@@ -154,8 +157,23 @@ class Groups:
         self._new |= dict.fromkeys(range(first, first + count), -1)
         self._free.setdefault(count, []).append(first)
 
-    def read(self, mounts: Mounts, time: float = 0.0, proc: Path = PROC) -> GroupTable:
-        """Read everything that can be read now; a group that is gone has no numbers."""
+    def read(self, mounts: Mounts, time: float = 0.0) -> GroupTable:
+        """Read everything that can be read now, except descriptors; a group that is gone has no numbers."""
+        with self._lock:
+            return self._read_all(mounts, time)
+
+    def count_descriptors(self, table: GroupTable, mounts: Mounts, proc: Path = PROC) -> None:
+        """Count the descriptors of groups in which something ran, if `table` is the last reading.
+
+        That takes as long as reading all else, because each descriptor of each process is a file. At most
+        `MOST_COUNTED` groups are counted for a limited time; the others have their turn next.
+        """
+        with self._lock:
+            if table is self._last and not table.counted:
+                self._count_next(str(mounts.directory("memory")), proc)
+                table.descriptors, table.counted = self._descriptors[:], True
+
+    def _read_all(self, mounts: Mounts, time: float) -> GroupTable:
         last, count = self._last, len(self._names)
         now_at = self._add_rows(count)
         numbers = self._read
@@ -164,7 +182,7 @@ class Groups:
         controllers = V1_CONTROLLERS if mounts.version == 1 else ("memory",)
         tops = [str(mounts.directory(each)) for each in controllers]
         moved, io = refresh_groups(tops, self._names, self._parents, due, numbers)
-        self._count_descriptors(str(mounts.directory("memory")), proc, moved)
+        self._note_uncounted(moved)
         self._set_read(due, time)
         transfers = _merged(last.io if last is not None else {}, now_at, moved, io)
         now = _column(numbers, WIDTH, _COLUMN["cpu"]).tolist()
@@ -189,16 +207,18 @@ class Groups:
                 early = 0.0 if math.isfinite(self._settings_read[row]) else row % SPREAD
                 self._settings_read[row] = time - early * (SETTINGS_SECONDS / SPREAD)
 
-    def _count_descriptors(self, top: str, proc: Path, moved: bytearray) -> None:
-        """Count those of groups in which something ran, for a limited time; the rest has its turn next."""
-        width = len(DESCRIPTOR_COLUMNS)
-        uncounted = self._uncounted
+    def _note_uncounted(self, moved: bytearray) -> None:
+        """Note whose descriptors are to be counted: those of groups in which something ran."""
+        width, uncounted = len(DESCRIPTOR_COLUMNS), self._uncounted
         for row, processes in enumerate(_column(self._read, WIDTH, _COLUMN["processes"])):
             if processes == ABSENT:
                 self._descriptors[row * width : (row + 1) * width] = _absent(width)
                 uncounted[row] = False
             elif moved[row]:
                 uncounted[row] = True
+
+    def _count_next(self, top: str, proc: Path) -> None:
+        uncounted = self._uncounted
         waiting = [row for row, is_uncounted in enumerate(uncounted) if is_uncounted]
         turn = bisect_left(waiting, self._counted_up_to)
         rows = array("q", [*waiting[turn:], *waiting[:turn]][:MOST_COUNTED])

@@ -54,14 +54,19 @@ class UsageSampler:
         self._last: NodeUsage | None = None
         self._reading: asyncio.Task[NodeUsage] | None = None
 
-    async def sample(self) -> NodeUsage:
-        """Return the usage now, or a reading that is less than a second old."""
-        if self._last is not None and 0 <= self._clock() - self._last.time < SHARED_SECONDS:
-            return self._last
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read(), name="usage")
-        # Several callers wait for one reading; one that gives up must not end it for the others.
-        return await asyncio.shield(self._reading)
+    async def sample(self, *, descriptors: bool = False) -> NodeUsage:
+        """Return the usage now, or a reading that is less than a second old; with `descriptors`, after they
+        have been counted too.
+        """
+        usage = self._last
+        if usage is None or not 0 <= self._clock() - usage.time < SHARED_SECONDS:
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read(), name="usage")
+            # Several callers wait for one reading; one that gives up must not end it for the others.
+            usage = await asyncio.shield(self._reading)
+        if descriptors and not usage.table.counted:
+            await asyncio.to_thread(self._groups.count_descriptors, usage.table, self._mounts, self._proc)
+        return usage
 
     async def _read(self) -> NodeUsage:
         try:
@@ -92,7 +97,7 @@ class UsageSampler:
         now = self._clock()
         self._system.update(self._runtime, pods_root, self._mounts)
         pods = self._place(held)
-        table = self._groups.read(self._mounts, now, self._proc)
+        table = self._groups.read(self._mounts, now)
         without_memory, without_cpu = (_without(pods, table, name) for name in ("memory", "cpu"))
         self._gone = without_memory
         return NodeUsage(

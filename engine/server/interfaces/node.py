@@ -65,8 +65,10 @@ class ServedNode(Protocol):
         """Return the kubelet's `VolumeStats` of the mounted claims, ready for JSON."""
         ...
 
-    async def usage(self) -> NodeUsage:
-        """Return the usage as read from cgroups and network devices."""
+    async def usage(self, *, descriptors: bool = False) -> NodeUsage:
+        """Return the usage as read from cgroups and network devices; with `descriptors`, also the numbers of
+        open files and sockets.
+        """
         ...
 
     async def runtime_use(self, usage: NodeUsage) -> Sequence[RuntimeUse]:

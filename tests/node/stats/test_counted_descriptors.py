@@ -39,7 +39,9 @@ class Tree:
                 (directory / str(number)).symlink_to("socket:[1]" if number % 2 else "/dev/null")
 
     def read(self) -> tuple[list[int], list[int]]:
-        table = self.groups.read(laid_out(self.mount), 100.0 + self.used, self.proc)
+        mounts = laid_out(self.mount)
+        table = self.groups.read(mounts, 100.0 + self.used)
+        self.groups.count_descriptors(table, mounts, self.proc)
         return table.opened("descriptors").tolist(), table.opened("sockets").tolist()
 
 

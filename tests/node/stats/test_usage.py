@@ -164,6 +164,9 @@ async def test_one_reading_serves_all_callers(tmp_path: Path) -> None:
     now[0] = 102.0
     later = await sampler.sample()
     assert later.sample(later.pods[0].group).rate == 500_000_000
+    assert not later.table.counted, "descriptors cost as much as all else, and few pages show them"
+    assert await sampler.sample(descriptors=True) is later
+    assert later.table.counted
     assert readings == [100.0, 102.0]
     assert "runtime" not in later.system
 
