@@ -21,6 +21,7 @@ from engine.api.errors import NotFound, Refused
 from engine.cri import labels
 from engine.cri.client import RuntimeClient, Undecodable, Unimplemented
 from engine.cri.records import (
+    NANO,
     PodRecord,
     container_record,
     pod_of,
@@ -372,9 +373,13 @@ class RuntimeWatch:
         while True:
             # A runtime without events answers Unimplemented at once; a stream that stands for a moment works.
             up_timer = asyncio.get_running_loop().call_later(STREAM_SETTLED_SECONDS, self._stream_is_up)
+            asked_at = self._clock()
             try:
                 async for event in self._runtime.events():
-                    self._apply(event)
+                    # While nobody listens, containerd 2 keeps events for five minutes. The list that follows
+                    # once the stream is up is newer, and also makes up for a clock that was set meanwhile.
+                    if self._streaming or not 0 < event.created_at * NANO < asked_at:
+                        self._apply(event)
                 raise Refused("the event stream ended", subject=self._runtime.endpoint)
             except Unimplemented:
                 log.info("the runtime has no event stream; relisting every %g s", self._relist_seconds)

@@ -207,3 +207,30 @@ async def test_a_relist_resolves_a_doubt_even_while_the_stream_is_open(relisted:
     assert not watch.runs("uid-c", "c")
     watch.relist_soon()
     await eventually(lambda: watch.runs("uid-c", "c"))
+
+
+async def test_events_from_before_the_subscription_are_ignored(
+    relisted: Relisted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Like containerd 2, the runtime has kept events while nobody listened, and one names a lost pod."""
+    watch, client = relisted.watch, relisted.client
+    listen = client.events
+    gone = {labels.POD_UID: "uid-gone", labels.POD_NAME: "gone", labels.POD_NAMESPACE: "default"}
+
+    async def events() -> AsyncIterator[cri.ContainerEventResponse]:
+        yield cri.ContainerEventResponse(
+            container_id="gone",
+            container_event_type=cri.CONTAINER_STARTED_EVENT,
+            created_at=time.time_ns() - 10**9,
+            pod_sandbox_status=cri.PodSandboxStatus(id="gone", state=cri.SANDBOX_READY, labels=gone),
+        )
+        async for event in listen():
+            yield event
+
+    monkeypatch.setattr(client, "events", events)
+    monkeypatch.setattr(runtime_watch, "STREAM_SETTLED_SECONDS", 0.2)
+    await watch.start()
+    await eventually(lambda: watch.streaming)
+    await client.stop_container(relisted.containers["uid-b"], 0)
+    await eventually(lambda: watch.pod("uid-b").containers[0].state == EXITED)
+    assert "uid-gone" not in relisted.changed
