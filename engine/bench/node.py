@@ -29,6 +29,7 @@ PHASES: dict[str, Callable[[BenchSession], Figures]] = {
     "statistics": scraping.scraping,
     "probing": phases.probing,
     "churn": phases.churn,
+    "refill": phases.refill,
     "restart": phases.restart,
     "devices": decisions.devices,
     "preemption": decisions.preemption,

@@ -320,6 +320,28 @@ def churn(session: BenchSession) -> Figures:
     return {**figures, **percentiles("start", latencies), "cpu_ms_per_pod": cpu / count * 1e3}
 
 
+def refill(session: BenchSession) -> Figures:
+    """Remove all resting pods at once, and then start as many others; CPU is for both, per pod."""
+    session.clear()
+    session.put([workload.pod(f"d{index}") for index in range(session.pods)])
+    session.wait_ready()
+    session.watch(2)
+    watch = BenchWatch.begin(session)
+    began = time.monotonic()
+    session.clear()
+    drained = time.monotonic()
+    session.put([workload.pod(f"r{index}") for index in range(session.pods)])
+    session.wait_ready()
+    filled = time.monotonic()
+    figures = watch.figures()
+    return {
+        **figures,
+        "drained_s": drained - began,
+        "refilled_s": filled - drained,
+        "cpu_ms_per_pod": figures["cpu_s"] / session.pods * 1e3,
+    }
+
+
 def restart(session: BenchSession) -> Figures:
     """Stop with everything running and start again; measure how long until all pods are known, and count
     restarts.

@@ -52,6 +52,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "rss_mb",
     ),
     "churn": ("start_p50_s", "start_p99_s", "cpu_ms_per_pod"),
+    "refill": ("drained_s", "refilled_s", "cpu_ms_per_pod"),
     "devices": ("wall_s", "start_p50_s", "start_p99_s", "cpu_ms_per_pod"),
     "preemption": ("preempt_p50_s", "preempt_p99_s", "cpu_s"),
     "image-gc": ("images", "wall_s", "removing_s", "cpu_ms_per_image"),

@@ -103,7 +103,7 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
     result: dict[str, Any] = json.loads(report.read_text())
     assert result["complete"]
     assert result["versions"] == {"engine": "this engine", "kubelet": "v1.33.4"}
-    phases = ["start", "pods", "idle", "statistics", "probing", "churn"]
+    phases = ["start", "pods", "idle", "statistics", "probing", "churn", "refill"]
     phases += ["restart", "devices", "preemption", "image-gc"]
     for label in ("engine", "kubelet"):
         assert list(result["runs"][label]) == phases
@@ -114,6 +114,8 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
         for scraped in ("cadvisor", "summary", "resource"):
             assert figures[f"{scraped}_cpu_ms"] > 0, scraped
             assert figures[f"{scraped}_kb"] > 0, scraped
+        (figures,) = result["runs"][label]["refill"]
+        assert figures["drained_s"] > 0 < figures["refilled_s"]
         assert result["runs"][label]["restart"][0]["restarts_caused"] == 0
         assert result["runs"][label]["devices"][0]["start_p50_s"] > 0
         (figures,) = result["runs"][label]["probing"]
