@@ -321,14 +321,17 @@ def churn(session: BenchSession) -> Figures:
 
 
 def refill(session: BenchSession) -> Figures:
-    """Remove all resting pods at once, and then start as many others; CPU is for both, per pod."""
+    """Remove all resting pods at once; once the runtime runs none of them, start as many others. CPU is for
+    both, per pod.
+    """
     session.clear()
     session.put([workload.pod(f"d{index}") for index in range(session.pods)])
     session.wait_ready()
     session.watch(2)
     watch = BenchWatch.begin(session)
-    began = time.monotonic()
-    session.clear()
+    resting, began = list(session.names), time.monotonic()
+    session.take(resting)
+    session.wait_running((), without=resting)
     drained = time.monotonic()
     session.put([workload.pod(f"r{index}") for index in range(session.pods)])
     session.wait_ready()

@@ -26,6 +26,7 @@ class UsageEvents:
         self._directory = directory
         self._wake = wake
         self._armed: dict[int, int] = {}
+        self._refusal = ""
 
     def start(self) -> None:
         """Do nothing; `arm` sets what is watched."""
@@ -60,9 +61,11 @@ class UsageEvents:
                 os.close(watched)
         except OSError as error:
             os.close(event)
-            log.warning("no memory notification at %d bytes of %s: %s", usage, self._directory, error)
+            if str(error) != self._refusal:
+                self._refusal = str(error)
+                log.warning("no memory notification at %d bytes of %s: %s", usage, self._directory, error)
             return
-        self._armed[usage] = event
+        self._armed[usage], self._refusal = event, ""
         asyncio.get_running_loop().add_reader(event, self._on_crossing, event)
 
     def _disarm(self, usage: int) -> None:
