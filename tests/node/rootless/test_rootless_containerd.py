@@ -34,7 +34,8 @@ def run_as_root_of_a_namespace(program: Path, directory: Path) -> dict[str, Any]
         [
             *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),
             *("unshare", "--user", "--mount", "--net", "--pid", "--fork", "--kill-child"),
-            *(readable_python(), str(program), str(directory)),
+            # A program that starts before the users are mapped has no capabilities.
+            *("sh", "-c", 'read _; exec "$@"', "sh", readable_python(), str(program), str(directory)),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
