@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.api.errors import InvalidInput, Unavailable
+from engine.bench.kernel_counters import count_all
 from engine.bench.parts import Part, http_get, kubengine
 from engine.bench.procfs import usage
-from engine.bench.syscalls import SyscallCounter
 from engine.bench.workspace import Workspace
 
 NODE_NAME = "bench-node"
@@ -142,7 +142,7 @@ class BenchAgent:
     """Run an agent of one kind; `settings` are KubeletConfiguration fields in addition to the common ones,
     and with a `kubeconfig` it joins that cluster.
 
-    `uncounted` says why its system calls are not counted, None if they are.
+    `uncounted` says which events of its process tree are not counted, and why.
     """
 
     def __init__(
@@ -160,16 +160,11 @@ class BenchAgent:
         config = workspace.path / "config.yaml"
         fields = {**configuration(workspace, endpoint, max_pods=max_pods), **(settings or {})}
         config.write_text(json.dumps(fields, indent=1))
-        self._syscalls: SyscallCounter | None = None
-        self.uncounted: str | None = None
         self.began = time.monotonic()
         self.part = Part(
             kind.label, kind.command(workspace, config, kubeconfig), workspace.path / "agent.log"
         )
-        try:
-            self._syscalls = SyscallCounter(self.part.pid)
-        except (Refused, OSError) as error:
-            self.uncounted = str(error)
+        self._counters, self.uncounted = count_all(self.part.pid)
         try:
             self._wait_healthy()
         except BaseException:
@@ -178,11 +173,9 @@ class BenchAgent:
         self.start_wall = time.monotonic() - self.began
         self.start_cpu = usage(self.part.pid).cpu
 
-    def syscalls(self) -> int | None:
-        """Return the system calls of its process tree since it began, None if the kernel does not
-        count them.
-        """
-        return None if self._syscalls is None else self._syscalls.read()
+    def counts(self) -> dict[str, int]:
+        """Return the events of its process tree since it began, by name, as far as they are counted."""
+        return {name: counter.read() for name, counter in self._counters.items()}
 
     def _wait_healthy(self) -> None:
         deadline = time.monotonic() + HEALTHY_WITHIN
@@ -221,9 +214,9 @@ class BenchAgent:
 
     def stop(self, *, kill: bool = False) -> None:
         self.part.stop(kill=kill)
-        if self._syscalls is not None:
-            self._syscalls.close()
-            self._syscalls = None
+        for counter in self._counters.values():
+            counter.close()
+        self._counters.clear()
 
 
 def ready(pod: dict[str, Any]) -> bool:

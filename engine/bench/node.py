@@ -150,8 +150,8 @@ class NodeBench:
                 self._note(f"{name}: {error}")
             else:
                 rows.setdefault(name, []).append(figures)
-            if session.agent is not None and session.agent.uncounted is not None:
-                self._note(f"not counted: {session.agent.uncounted}")
+            if session.agent is not None:
+                self._note(*(f"not counted: {each}" for each in session.agent.uncounted))
             self._say(f"  {name}: {time.monotonic() - began:.1f} s")
 
     def _end(

@@ -179,21 +179,19 @@ class BenchWatch:
     session: BenchSession
     began: float
     usage: ProcessUsage
-    syscalls: int | None
+    counts: dict[str, int]
     calls: dict[str, dict[str, int]]
 
     @classmethod
     def begin(cls, session: BenchSession) -> BenchWatch:
         agent = session.running
-        return cls(
-            session, time.monotonic(), usage(agent.part.pid), agent.syscalls(), session.runtime_calls()
-        )
+        return cls(session, time.monotonic(), usage(agent.part.pid), agent.counts(), session.runtime_calls())
 
     def figures(self) -> Figures:
         session = self.session
         session.running.part.check()
         seconds = time.monotonic() - self.began
-        now, syscalls = usage(session.running.part.pid), session.running.syscalls()
+        now, counts = usage(session.running.part.pid), session.running.counts()
         figures: Figures = {
             "wall_s": seconds,
             "cpu_s": now.cpu - self.usage.cpu,
@@ -201,8 +199,7 @@ class BenchWatch:
             "pss_mb": now.pss / 1e6,
             "context_switches": now.switches - self.usage.switches,
         }
-        if syscalls is not None and self.syscalls is not None:
-            figures["system_calls"] = syscalls - self.syscalls
+        figures |= {name: count - self.counts[name] for name, count in counts.items()}
         if session.runtime is not None:
             time.sleep(1.1)  # the runtime writes its counts each second
             after = session.runtime_calls()

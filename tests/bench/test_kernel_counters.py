@@ -1,4 +1,4 @@
-"""System calls counted by the kernel."""
+"""Events of a process tree, counted by the kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import Refused
-from engine.bench.syscalls import SyscallCounter
+from engine.bench.kernel_counters import EVENTS, KernelCounter, count_all, system_calls
 from tests.waiting import PATIENCE
 
 DESCRIPTORS = Path("/proc/self/fd")
@@ -35,7 +35,7 @@ os.wait()
 def test_threads_and_children_are_counted() -> None:
     with subprocess.Popen([sys.executable, "-c", TREE], stdin=subprocess.PIPE) as process:
         try:
-            counter = SyscallCounter(process.pid)
+            counter = KernelCounter(system_calls(), process.pid)
         except Refused as refusal:
             process.kill()
             pytest.skip(str(refusal))
@@ -45,10 +45,24 @@ def test_threads_and_children_are_counted() -> None:
     assert counter.read() == 0
 
 
+@pytest.mark.root
+def test_each_event_is_counted_or_its_absence_explained() -> None:
+    with subprocess.Popen([sys.executable, "-c", TREE], stdin=subprocess.PIPE) as process:
+        counters, refused = count_all(process.pid)
+        process.communicate(b"go\n", timeout=PATIENCE)
+    absent = {reason.partition(": ")[0].replace(" ", "_"): reason.partition(": ")[2] for reason in refused}
+    assert counters.keys() | absent.keys() == EVENTS.keys()
+    assert not counters.keys() & absent.keys()
+    assert all(counter.read() > 2000 for counter in counters.values())
+    assert all(absent.values())
+    for counter in counters.values():
+        counter.close()
+
+
 def test_a_process_that_is_gone_is_no_counter() -> None:
     before = len(list(DESCRIPTORS.iterdir()))
     with subprocess.Popen(["true"]) as process:
         process.wait()
     with pytest.raises((Refused, OSError)):
-        SyscallCounter(process.pid)
+        KernelCounter(system_calls(), process.pid)
     assert len(list(DESCRIPTORS.iterdir())) == before
