@@ -171,6 +171,15 @@ def test_later_fields_win_and_messages_merge(form):
 
 
 @FORMS
+def test_an_entry_with_another_field_is_left_out_as_in_protobuf(form):
+    entry = b"\x0a\x03uid\x12\x01u\x40\x01"
+    item = bytes([0x42, len(entry)]) + entry
+    message = bytes([0x0A, len(item)]) + item
+    assert form.Picker("ListContainersResponse", ["labels[uid]"]).pick(message) == ([""],)
+    assert dict(cri.ListContainersResponse.FromString(message).containers[0].labels) == {}
+
+
+@FORMS
 def test_a_group_is_skipped(form):
     item = b"\x0a\x01a" + b"\xa3\x06" + b"\x08\x01" + b"\xa4\x06"  # id, then group 100 around a number
     data = b"\x0a" + bytes([len(item)]) + item

@@ -86,7 +86,7 @@ class BusyView(SecuredView):
                 },
             }.items():
                 (self.tree / group / name).write_text(text)
-        return await self.sampler.sample()
+        return await self.sampler.sample(descriptors=descriptors)
 
     async def stats_summary(self) -> Iterable[bytes]:
         usage = await self.usage()

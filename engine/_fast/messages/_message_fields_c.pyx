@@ -104,10 +104,13 @@ cdef inline bint _skip(Span *rest, int wire) noexcept nogil:
 
 
 cdef inline bint _entry(Span entry, Span *key, Span *value) noexcept nogil:
-    """Read the key and the value of a map entry."""
+    """Read the key and the value of a map entry. If it has other fields, `key.at` is NULL: the protobuf library
+    leaves such an entry out.
+    """
     cdef uint32_t number = 0
     cdef int wire = 0
     cdef Span *part
+    cdef bint others = False
     key.at = key.end = value.at = value.end = entry.end
     while entry.at < entry.end:
         if not _tag(&entry, &number, &wire):
@@ -116,8 +119,12 @@ cdef inline bint _entry(Span entry, Span *key, Span *value) noexcept nogil:
         if part != NULL and wire == DELIMITED:
             if not _span(&entry, part):
                 return False
-        elif not _skip(&entry, wire):
-            return False
+        else:
+            others = True
+            if not _skip(&entry, wire):
+                return False
+    if others:
+        key.at = NULL
     return True
 
 
@@ -325,6 +332,8 @@ cdef class Picker:
         cdef bytes wanted
         if not _entry(entry, &key, &value):
             return False
+        if key.at == NULL:
+            return True
         while column != NONE:
             wanted = self._keys[column]
             if (PyBytes_GET_SIZE(wanted) == key.end - key.at
