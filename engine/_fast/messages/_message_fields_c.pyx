@@ -104,8 +104,8 @@ cdef inline bint _skip(Span *rest, int wire) noexcept nogil:
 
 
 cdef inline bint _entry(Span entry, Span *key, Span *value) noexcept nogil:
-    """Read the key and the value of a map entry. If it has other fields, `key.at` is NULL: the protobuf library
-    leaves such an entry out.
+    """Read the key and the value of a map entry. If it has other fields, `key.at` is NULL, because the
+    protobuf library leaves such an entry out.
     """
     cdef uint32_t number = 0
     cdef int wire = 0
