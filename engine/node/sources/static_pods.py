@@ -129,7 +129,7 @@ class StaticUids:
     def __init__(self, records: Callable[[], Iterable[PodRecord]], accepted: AcceptedSpecs) -> None:
         self._records = records
         self._accepted = accepted
-        self._digests: dict[str, str] = {}
+        self._chosen: set[str] = set()
 
     def held(self) -> dict[str, PodRecord]:
         """Return the static pods in the runtime by namespace and name, the newest of each."""
@@ -145,21 +145,22 @@ class StaticUids:
         record = held.get(pod.full_name)
         uid = record.uid if record is not None and self._comes_from(record, pod, digest) else new()
         self._accepted.set_manifest(uid, digest)
-        self._digests[uid] = digest
+        self._chosen.add(uid)
         return uid
 
     def keep_only(self, uids: Iterable[str]) -> None:
-        """Forget the manifests of all other pods of this source."""
-        unwanted = self._digests.keys() - set(uids)
-        if not unwanted:
-            return
-        self._accepted.forget_manifests(unwanted)
-        # Another manifest with the same names and images must not adopt what the runtime still holds.
-        for uid in unwanted - {record.uid for record in self._records()}:
-            del self._digests[uid]
+        """Forget the manifests of all other pods of this source of which the runtime holds nothing.
+
+        Another manifest with the same names and images must not adopt what the runtime still holds.
+        """
+        unwanted = self._chosen - set(uids)
+        if unwanted:
+            gone = unwanted - {record.uid for record in self._records()}
+            self._accepted.forget_manifests(gone)
+            self._chosen -= gone
 
     def _comes_from(self, record: PodRecord, pod: Pod, digest: str) -> bool:
-        known = self._digests.get(record.uid) or self._accepted.manifest(record.uid)
+        known = self._accepted.manifest(record.uid)
         return known == digest if known else agrees(pod, record)
 
 
