@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -116,7 +115,7 @@ class Groups:
 
     A group is read again only if something ran in it; values set from outside, and memory that the kernel
     reclaims, are refreshed every `SETTINGS_SECONDS`. `borrowed` names, as (row, other, controller), rows
-    whose v1 controller keeps its numbers in another row. Threads may share the object.
+    whose v1 controller keeps its numbers in another row.
     """
 
     def __init__(self) -> None:
@@ -131,7 +130,6 @@ class Groups:
         self._descriptors = array("q")
         self._uncounted = bytearray()
         self._counted_up_to = 0
-        self._lock = threading.Lock()
 
     def add(self, cgroups: Sequence[str], known: Mapping[str, int] | None = None, within: bool = True) -> int:
         """Add consecutive rows and return the first.
@@ -159,21 +157,6 @@ class Groups:
 
     def read(self, mounts: Mounts, time: float = 0.0) -> GroupTable:
         """Read everything that can be read now, except descriptors; a group that is gone has no numbers."""
-        with self._lock:
-            return self._read_all(mounts, time)
-
-    def count_descriptors(self, table: GroupTable, mounts: Mounts, proc: Path = PROC) -> None:
-        """Count the descriptors of groups in which something ran, if `table` is the last reading.
-
-        That takes as long as reading all else, because each descriptor of each process is a file. At most
-        `MOST_COUNTED` groups are counted for a limited time; the others have their turn next.
-        """
-        with self._lock:
-            if table is self._last and not table.counted:
-                self._count_next(str(mounts.directory("memory")), proc)
-                table.descriptors, table.counted = self._descriptors[:], True
-
-    def _read_all(self, mounts: Mounts, time: float) -> GroupTable:
         last, count = self._last, len(self._names)
         now_at = self._add_rows(count)
         numbers = self._read
@@ -199,6 +182,16 @@ class Groups:
         looked_at = bytes(map(int.__or__, due, moved))
         self._last = GroupTable(time, shown, looked_at, transfers, rates, self._descriptors[:])
         return self._last
+
+    def count_descriptors(self, table: GroupTable, mounts: Mounts, proc: Path = PROC) -> None:
+        """Count the descriptors of groups in which something ran, if `table` is the last reading.
+
+        That takes as long as reading all else, because each descriptor of each process is a file. At most
+        `MOST_COUNTED` groups are counted for a limited time; the others have their turn next.
+        """
+        if table is self._last and not table.counted:
+            self._count_next(str(mounts.directory("memory")), proc)
+            table.descriptors, table.counted = self._descriptors[:], True
 
     def _set_read(self, due: bytearray, time: float) -> None:
         """Note when the settings of the groups were read; those of new groups count as read earlier."""

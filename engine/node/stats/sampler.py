@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -46,6 +47,8 @@ class UsageSampler:
         self._mounts, self._proc = mounts or readable_mounts(), proc
         self._filesystems = Filesystems(proc)
         self._groups = Groups()
+        # A reading and a count run in threads, and a caller that gives up does not end its thread.
+        self._groups_lock = threading.Lock()
         self._root = UsedGroup("/", self._groups.add(["/"]))
         self._system = SystemGroups(self._groups)
         self._known: dict[str, UsedPod] = {}
@@ -65,8 +68,12 @@ class UsageSampler:
             # Several callers wait for one reading; one that gives up must not end it for the others.
             usage = await asyncio.shield(self._reading)
         if descriptors and not usage.table.counted:
-            await asyncio.to_thread(self._groups.count_descriptors, usage.table, self._mounts, self._proc)
+            await asyncio.to_thread(self._count_descriptors, usage)
         return usage
+
+    def _count_descriptors(self, usage: NodeUsage) -> None:
+        with self._groups_lock:
+            self._groups.count_descriptors(usage.table, self._mounts, self._proc)
 
     async def _read(self) -> NodeUsage:
         try:
@@ -95,9 +102,10 @@ class UsageSampler:
 
     def _read_all(self, held: Sequence[_Held], apart: bool, pods_root: str | None) -> NodeUsage:
         now = self._clock()
-        self._system.update(self._runtime, pods_root, self._mounts)
-        pods = self._place(held)
-        table = self._groups.read(self._mounts, now)
+        with self._groups_lock:
+            self._system.update(self._runtime, pods_root, self._mounts)
+            pods = self._place(held)
+            table = self._groups.read(self._mounts, now)
         without_memory, without_cpu = (_without(pods, table, name) for name in ("memory", "cpu"))
         self._gone = without_memory
         return NodeUsage(
