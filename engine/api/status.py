@@ -51,6 +51,18 @@ class ResourceAmounts(Struct):
     limits: dict[str, Quantity] | None = None
 
 
+class ImageVolumeStatus(Struct):
+    """Name the image in an image volume, as the runtime identifies it."""
+
+    image_ref: str
+
+
+class VolumeStatus(Struct):
+    """Describe the volume of a mount; only image volumes have a status."""
+
+    image: ImageVolumeStatus | None = None
+
+
 class VolumeMountStatus(Struct):
     """Describe a mount. `recursive_read_only` is Disabled or Enabled, and set only for a read-only mount."""
 
@@ -58,6 +70,7 @@ class VolumeMountStatus(Struct):
     mount_path: str
     read_only: bool = False
     recursive_read_only: str | None = None
+    volume_status: VolumeStatus | None = None
 
 
 class LinuxContainerUser(Struct):
@@ -89,6 +102,7 @@ class ContainerStatus(Struct):
     allocated_resources_status: list[dict[str, Any]] | None = None
     volume_mounts: list[VolumeMountStatus] | None = None
     user: ContainerUser | None = None
+    stop_signal: str | None = None
 
 
 class PodCondition(Struct):

@@ -11,6 +11,8 @@ from engine.api.duration import RetryDelays
 
 FIRST_SECONDS: Final = 10.0
 MOST_SECONDS: Final = 300.0
+REDUCED_FIRST_SECONDS: Final = 1.0
+REDUCED_MOST_SECONDS: Final = 60.0
 
 
 class _Entry(msgspec.Struct):
@@ -60,14 +62,23 @@ class Backoff:
             del self._entries[key]
 
 
-def longest_restart_delay(config: KubeletConfiguration) -> float:
-    """Return the seconds after which the delay of a restart no longer grows."""
-    settings = config.crash_loop_back_off
-    if settings is not None and settings.max_container_restart_period is not None:
-        return float(settings.max_container_restart_period)
-    return MOST_SECONDS
+def restart_delays(config: KubeletConfiguration) -> tuple[float, float]:
+    """Return the first and the longest delay of a restart, in seconds, as the feature gates and the
+    configuration set them.
+
+    With its gate on, `crashLoopBackOff.maxContainerRestartPeriod` has a default, which is the longest delay
+    whatever the other gate says (`newCrashLoopBackOff` of kubelet v1.36).
+    """
+    first, most = FIRST_SECONDS, MOST_SECONDS
+    if config.gate("ReduceDefaultCrashLoopBackOffDecay", False):
+        first, most = REDUCED_FIRST_SECONDS, REDUCED_MOST_SECONDS
+    if config.gate("KubeletCrashLoopBackOffMax", True):
+        settings = config.crash_loop_back_off
+        given = settings.max_container_restart_period if settings is not None else None
+        most = float(given) if given is not None else MOST_SECONDS
+    return min(first, most), most
 
 
 def restart_backoff(config: KubeletConfiguration) -> Backoff:
-    """Return the back-off of restarting containers, with the configured longest delay."""
-    return Backoff(most=longest_restart_delay(config))
+    """Return the back-off of restarting containers, with the configured delays."""
+    return Backoff(*restart_delays(config))

@@ -55,6 +55,10 @@ class ContainerRecord(msgspec.Struct, frozen=True, gc=False):
     """CPU shares, quota, period and memory limit, if the runtime reports them."""
     user: tuple[int, ...] | None = None
     """uid, gid and supplemental groups, if the runtime reports them."""
+    stop_signal: int = cri.RUNTIME_DEFAULT
+    """A value of CRI's Signal; the default if the runtime does not report it."""
+    image_volumes: tuple[tuple[str, str], ...] = ()
+    """The mounted image volumes: the path in the container, and the image as the runtime identifies it."""
 
     @property
     def running(self) -> bool:
@@ -202,6 +206,8 @@ def container_record(
         if linux is not None
         else None,
         user=_user(status),
+        stop_signal=status.stop_signal,
+        image_volumes=tuple((m.container_path, m.image.image) for m in status.mounts if m.HasField("image")),
     )
 
 

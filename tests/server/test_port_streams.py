@@ -261,6 +261,19 @@ async def test_a_log_is_followed_until_its_reader_disconnects(port: Secured, tmp
         assert (await port.ask("GET", path)).status == 404
 
 
+async def test_one_stream_of_a_log_needs_its_feature_gate(port: Secured, tmp_path: Any) -> None:
+    (tmp_path / "p").mkdir()
+    lines = b"2024-05-01T10:00:00Z stdout F out\n2024-05-01T10:00:00Z stderr F err\n"
+    (tmp_path / "p" / "0.log").write_bytes(lines)
+    target = "/containerLogs/default/p/c"
+    assert (await port.ask("GET", f"{target}?stream=All")).body == b"out\nerr\n"
+    answer = await port.ask("GET", f"{target}?stream=Stderr")
+    assert answer.status == 400
+    assert b"PodLogsQuerySplitStreams" in answer.body
+    port.view.config.feature_gates = {"PodLogsQuerySplitStreams": True}
+    assert (await port.ask("GET", f"{target}?stream=Stderr")).body == b"err\n"
+
+
 async def test_logs_are_queried_only_where_the_configuration_allows_it(port: Secured) -> None:
     assert (await port.ask("GET", "/logs/?query=%20")).status == 200
     port.view.config.enable_system_log_query = True

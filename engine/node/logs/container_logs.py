@@ -22,6 +22,7 @@ _IMAGE_TROUBLE: Final = {
     "ImagePullBackOff": "trying and failing to pull image",
 }
 STREAMS: Final = (b"stdout", b"stderr")
+_NAMED_STREAMS: Final = {"All": STREAMS, "Stdout": STREAMS[:1], "Stderr": STREAMS[1:]}
 
 
 class OutOfRange(InvalidInput):
@@ -30,7 +31,7 @@ class OutOfRange(InvalidInput):
 
 class LogOptions(msgspec.Struct, frozen=True):
     """Hold the part of a log to return: the last `tail` lines, at most `limit` bytes, lines since `since`
-    (Unix nanoseconds).
+    (Unix nanoseconds), lines of some streams.
 
     None and 0 mean everything.
     """
@@ -41,12 +42,14 @@ class LogOptions(msgspec.Struct, frozen=True):
     tail: int | None = None
     limit: int | None = None
     since: int = 0
+    streams: tuple[bytes, ...] = STREAMS
 
 
 def log_options(query: Mapping[str, str], now: float) -> LogOptions:
     """Read the fields of v1.PodLogOptions. Raises InvalidInput for a malformed value and OutOfRange for a
     senseless one.
     """
+    streams = _NAMED_STREAMS.get(query.get("stream", "All"))
     old = query.get("tail", "")
     tail = ("" if old == "all" else old) if old else query.get("tailLines", "")
     lines = _number(tail, "tailLines") if tail else None
@@ -61,11 +64,19 @@ def log_options(query: Mapping[str, str], now: float) -> LogOptions:
         raise OutOfRange("must be greater than 0", subject="sinceSeconds")
     if seconds is not None and time is not None:
         raise OutOfRange("at most one of sinceTime or sinceSeconds may be specified")
-    if query.get("stream", "All") != "All":
-        raise OutOfRange("may not be specified", subject="stream")
+    if streams is None:
+        raise OutOfRange(f"must be one of {', '.join(_NAMED_STREAMS)}", subject="stream")
+    if streams != STREAMS and tail:
+        raise OutOfRange("at most one of tailLines and a single stream may be specified")
     since = int(now * 1e9) - seconds * 10**9 if seconds is not None else time or 0
     return LogOptions(
-        _flag(query, "follow"), _flag(query, "previous"), _flag(query, "timestamps"), lines, limit, since
+        follow=_flag(query, "follow"),
+        previous=_flag(query, "previous"),
+        timestamps=_flag(query, "timestamps"),
+        tail=lines,
+        limit=limit,
+        since=since,
+        streams=streams,
     )
 
 
@@ -162,10 +173,10 @@ class LogText:
         """Convert one line of the log, `TIME stdout|stderr F|P TEXT`, including its newline if it is
         complete.
 
-        Lines of any other form are left out.
+        Lines of any other form and of other streams are left out.
         """
         time, stream, tags, text = _split(line)
-        if stream not in STREAMS:
+        if stream not in self._options.streams:
             return b""
         try:
             at = nanoseconds(time.decode("ascii"))

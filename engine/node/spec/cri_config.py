@@ -167,6 +167,14 @@ def _stop_signal(container: Container) -> cri.Signal:
     return cast("cri.Signal", cri.Signal.Value(name))
 
 
+def stop_signal_name(signal: int) -> str | None:
+    """Return the API's name of a value of CRI's Signal, or None for the default and for unknown values."""
+    known = cri.Signal.DESCRIPTOR.values_by_number.get(signal)
+    if known is None or signal == cri.RUNTIME_DEFAULT:
+        return None
+    return known.name.replace("PLUS", "+").replace("MINUS", "-")
+
+
 def _annotations(pod: Pod, container: Container, attempt: int) -> dict[str, str]:
     annotations = {
         labels.HASH: container_hash(container),
@@ -203,7 +211,7 @@ def mount(
 ) -> cri.Mount:
     """Build the mount of a host path; `relabel` lets the runtime give the files the container's label."""
     return cri.Mount(
-        container_path=_absolute(container_path),
+        container_path=absolute_path(container_path),
         host_path=str(host_path),
         readonly=read_only,
         recursive_read_only=recursive,
@@ -218,14 +226,14 @@ def image_mount(container_path: str, reference: str, image: str, sub_path: str) 
     `sub_path` is a directory in the image, '' for the whole image.
     """
     return cri.Mount(
-        container_path=_absolute(container_path),
+        container_path=absolute_path(container_path),
         readonly=True,
         image=cri.ImageSpec(image=image, user_specified_image=reference),
         image_sub_path=sub_path,
     )
 
 
-def _absolute(container_path: str) -> str:
+def absolute_path(container_path: str) -> str:
     """Make a relative path absolute from the container's root; an absolute one is unchanged."""
     return container_path if container_path.startswith("/") else os.path.normpath(f"/{container_path}")
 

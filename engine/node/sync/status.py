@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
@@ -21,11 +21,13 @@ from engine.api.status import (
     ContainerStateWaiting,
     ContainerStatus,
     ContainerUser,
+    ImageVolumeStatus,
     LinuxContainerUser,
     PodCondition,
     PodStatus,
     ResourceAmounts,
     VolumeMountStatus,
+    VolumeStatus,
     is_own_condition,
     lost_end,
 )
@@ -33,6 +35,7 @@ from engine.api.timestamps import whole_second
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.node.nodeinfo.addresses import pod_ips
 from engine.node.pod.life import Waiting
+from engine.node.spec.cri_config import absolute_path, stop_signal_name
 from engine.node.sync.actions import could_restart_all, has_initialized, pod_restarts, should_restart
 from engine.node.sync.ephemeral_containers import known_begun
 
@@ -48,7 +51,8 @@ class StatusInputs(msgspec.Struct):
     (rejected, evicted, past its deadline). `reset` are the restart counts of containers that were removed so
     that the pod starts again, `restarting` the ids of containers that were stopped to start again. `devices`
     are a container's devices by resource, with their health; `claimed` are those of its claims, as the status
-    shows them. Times are Unix seconds.
+    shows them. `stop_signals` and `image_volumes` tell whether the status shows those. Times are Unix
+    seconds.
     """
 
     now: float
@@ -69,6 +73,8 @@ class StatusInputs(msgspec.Struct):
     recursive_read_only: bool = False
     reset: Mapping[str, int] = msgspec.field(default_factory=dict)
     restarting: Collection[str] = ()
+    stop_signals: bool = False
+    image_volumes: bool = False
 
 
 by_name = attrgetter("name")
@@ -274,6 +280,10 @@ def _container_status(
         status.user = ContainerUser(
             linux=LinuxContainerUser(uid=uid, gid=gid, supplemental_groups=groups or None)
         )
+    if inputs.stop_signals:
+        status.stop_signal = stop_signal_name(newest.stop_signal)
+    if inputs.image_volumes:
+        _show_images(status.volume_mounts or [], newest)
     ended = _terminated(newest, inputs)
     if newest.state == RUNNING:
         status.state.running = ContainerStateRunning(started_at=_time(newest.started_at))
@@ -324,6 +334,15 @@ def _volume_mounts(container: Container, recursive: bool) -> list[VolumeMountSta
         )
         for mount in container.volume_mounts or []
     ] or None
+
+
+def _show_images(mounts: Iterable[VolumeMountStatus], record: ContainerRecord) -> None:
+    """Add the runtime's image to each mount of an image volume."""
+    images = dict(record.image_volumes)
+    for mount in mounts:
+        image = images.get(absolute_path(mount.mount_path))
+        if image:
+            mount.volume_status = VolumeStatus(image=ImageVolumeStatus(image_ref=image))
 
 
 def is_recursive_read_only(mount: VolumeMount, supported: bool) -> bool:

@@ -43,6 +43,8 @@ class StatusPublisher:
         self._metrics = metrics
         self._logs = Path(context.config.pod_logs_dir)
         self._health = context.config.gate("ResourceHealthStatus", True)
+        self._stop_signals = context.config.gate("ContainerStopSignals", False)
+        self._image_volumes = context.config.gate("ImageVolumeWithDigest", False)
 
     async def publish(self, state: PodState) -> None:
         """Compute the status from the runtime and the worker's state, and publish it if it changed."""
@@ -99,6 +101,8 @@ class StatusPublisher:
             and self._runtime.health.features.of_handler(sandbox.handler).recursive_read_only_mounts,
             reset=state.restarts,
             restarting=state.restarting,
+            stop_signals=self._stop_signals,
+            image_volumes=self._image_volumes,
         )
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from engine.api.config import KubeletConfiguration
-from engine.containers.backoff import Backoff, longest_restart_delay, restart_backoff
+from engine.containers.backoff import Backoff, restart_delays, restart_backoff
 from engine.plan.replay.decided import RESTART, Replayed, restart_part, restarted
 from engine.record.blocks import RecordRow
 
@@ -143,7 +143,7 @@ class RestartReplay:
 
     def _outcomes(self, one: _Restarts) -> Iterator[tuple[float, str]]:
         following = self._following
-        if following is None or longest_restart_delay(following) == longest_restart_delay(one.own):
+        if following is None or restart_delays(following) == restart_delays(one.own):
             return _as_recorded(one)
         return _otherwise(one, one.backoff(following))
 

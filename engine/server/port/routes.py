@@ -14,7 +14,7 @@ from engine.api.errors import InvalidInput, KubengineError
 from engine.api.struct import to_builtins, to_json
 from engine.api.version import engine_version
 from engine.node.logs.container_access import ContainerStreams, Unknown
-from engine.node.logs.container_logs import OutOfRange, log_options
+from engine.node.logs.container_logs import STREAMS, OutOfRange, log_options
 from engine.server.debugging import without_debugging
 from engine.server.http.exchange import JSON, TEXT, Answer, Request, Response, plain
 from engine.server.http.request_metrics import count_websocket
@@ -77,6 +77,8 @@ async def _container_logs(view: PortNode, request: Request, names: list[str]) ->
         return plain(422, '{"message": "Invalid request."}')
     except InvalidInput:
         return plain(400, '{"message": "Unable to decode query."}')
+    if options.streams != STREAMS and not view.config.gate("PodLogsQuerySplitStreams", False):
+        return plain(400, "a single stream needs the feature gate PodLogsQuerySplitStreams of the kubelet")
     namespace, pod, container = names
     return Response(200, TEXT, await view.containers.logs(namespace, pod, container, options))
 

@@ -10,7 +10,7 @@ from typing import Final
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod
 from engine.api.status import ContainerStatus
-from engine.containers.backoff import Backoff, longest_restart_delay, restart_backoff
+from engine.containers.backoff import Backoff, restart_delays, restart_backoff
 from engine.cri.records import EXITED, ContainerRecord, PodRecord
 from engine.node.spec.cri_config import container_hash
 from engine.node.sync.actions import (
@@ -52,7 +52,7 @@ class RestartComparer:
 
     def __init__(self) -> None:
         self._backoff: Backoff | None = None
-        self._backoff_key = 0.0, 0.0
+        self._backoff_key = (0.0, 0.0), 0.0
         """The maximum delay, and the start time of the kubelet, for which the delays are valid."""
         self._tracked: dict[tuple[str, str], _TrackedContainer] = {}
 
@@ -86,7 +86,7 @@ class RestartComparer:
 
     def _current_backoff(self, config: KubeletConfiguration, started: float) -> Backoff:
         """Return the delays of this kubelet. A kubelet that restarts has lost all delays."""
-        key = longest_restart_delay(config), started or self._backoff_key[1]
+        key = restart_delays(config), started or self._backoff_key[1]
         if self._backoff is None or key != self._backoff_key:
             self._backoff, self._backoff_key = restart_backoff(config), key
             self._tracked.clear()

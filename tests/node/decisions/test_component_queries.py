@@ -1,4 +1,4 @@
-"""A mistyped parameter is refused by each room of a running node, whatever it is asked or told."""
+"""Tests that each subsystem of a running node refuses a misspelled parameter of a query."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACTIONS = [
 
 async def test_every_component_rejects_unknown_parameters(rig: Rig) -> None:
     node = await rig.start()
-    components = [name for name, room in node.components.items() if hasattr(room, "describe")]
+    components = [name for name, component in node.components.items() if hasattr(component, "describe")]
     assert len(components) >= 8
     for name in components:
         got = await Routes(node).answer(Request("GET", f"/kubengine/{name}", {"colour": "red"}))

@@ -1,4 +1,4 @@
-"""A whole node gives account of what it decided: in its room, in a file, and on the terminal."""
+"""Tests that a whole node shows its decisions: in its subsystems, in a file, and on the terminal."""
 
 from __future__ import annotations
 

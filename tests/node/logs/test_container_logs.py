@@ -53,13 +53,15 @@ LINES = [
         (LogOptions(limit=6), b"one\ntw"),
         (LogOptions(tail=0), b""),
         (LogOptions(tail=2), b"one\ntw"),
+        (LogOptions(streams=(b"stderr",)), b"two\n"),
+        (LogOptions(streams=(b"stdout",), limit=6), b"one\nth"),
         (
             LogOptions(timestamps=True, limit=100),
             b"2024-05-01T10:00:00.000000001Z one\n2024-05-01T10:00:01.500000000Z two\n"
             b"2024-05-01T12:00:02.000000000+02:00 three\n"[:100],
         ),
     ],
-    ids=["all", "since", "limit", "none", "so-many", "timestamps"],
+    ids=["all", "since", "limit", "none", "so-many", "stderr", "stdout", "timestamps"],
 )
 def test_how_log_lines_are_formatted(options: LogOptions, expected: bytes) -> None:
     assert LogText(options).take_all(LINES) == expected
@@ -75,7 +77,9 @@ def test_how_log_lines_are_formatted(options: LogOptions, expected: bytes) -> No
         ({"tail": "all", "tailLines": "9"}, LogOptions()),
         ({"sinceSeconds": "10", "limitBytes": "5"}, LogOptions(limit=5, since=90 * 10**9)),
         ({"sinceTime": "1970-01-01T00:00:01.5Z"}, LogOptions(since=1_500_000_000)),
-        ({"stream": "All", "unknown": "x"}, LogOptions()),
+        ({"stream": "All", "unknown": "x", "tailLines": "1"}, LogOptions(tail=1)),
+        ({"stream": "Stdout"}, LogOptions(streams=(b"stdout",))),
+        ({"stream": "Stderr", "tail": "all"}, LogOptions(streams=(b"stderr",))),
     ],
 )
 def test_options(query: dict[str, str], expected: LogOptions) -> None:
@@ -94,7 +98,8 @@ def test_options(query: dict[str, str], expected: LogOptions) -> None:
         ({"limitBytes": "0"}, OutOfRange),
         ({"sinceSeconds": "0"}, OutOfRange),
         ({"sinceSeconds": "1", "sinceTime": "2024-05-01T10:00:00Z"}, OutOfRange),
-        ({"stream": "Stdout"}, OutOfRange),
+        ({"stream": "stdout"}, OutOfRange),
+        ({"stream": "Stdout", "tailLines": "1"}, OutOfRange),
     ],
 )
 def test_unknown_options_are_refused(query: dict[str, str], error: type[InvalidInput]) -> None:

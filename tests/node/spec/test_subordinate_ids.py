@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import InvalidInput, KubengineError, Unavailable
-from engine.node.spec import subordinate_ids as room
+from engine.node.spec import subordinate_ids
 from engine.node.spec.subordinate_ids import subordinate_ids
 from tests.node_rig import Rig
 

@@ -13,9 +13,18 @@ from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.struct import to_builtins, to_json
 from engine.cri.client import RuntimeClient
-from engine.cri.records import CREATED, EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
+from engine.cri.records import (
+    CREATED,
+    EXITED,
+    RUNNING,
+    ContainerRecord,
+    PodRecord,
+    SandboxRecord,
+    container_record,
+)
 from engine.node.sync.status import StatusInputs, pod_status
 from engine.runtime.hollow import HollowRuntime
+from engine.wire import cri_v1_pb2 as cri
 from tests.node.spec.test_cri_config import pod_of
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
@@ -99,6 +108,39 @@ def test_fields_that_are_always_written():
     assert status["resources"] == {}
     assert "allocatedResources" not in status
     assert msgspec.json.decode(to_json(pod.status), type=type(pod.status), strict=False).phase == "Running"
+
+
+@pytest.mark.parametrize(
+    ("signal", "name"),
+    [("RUNTIME_DEFAULT", None), ("SIGUSR1", "SIGUSR1"), ("SIGRTMINPLUS1", "SIGRTMIN+1"), (999, None)],
+)
+def test_a_stop_signal_has_the_apis_name(signal: str | int, name: str | None):
+    number = cri.Signal.Value(signal) if isinstance(signal, str) else signal
+    found = record(msgspec.structs.replace(copy("c", RUNNING), stop_signal=number))
+    assert "stopSignal" not in shown(pod_of({}), found)["containerStatuses"][0]
+    status = shown(pod_of({}), found, stop_signals=True)
+    assert status["containerStatuses"][0].get("stopSignal") == name
+
+
+def test_mounts_of_image_volumes_name_their_image():
+    mounts = [{"name": "tools", "mountPath": "opt"}, {"name": "data", "mountPath": "/data"}]
+    volumes = [{"name": "tools", "image": {"reference": "tools:1"}}, {"name": "data", "emptyDir": {}}]
+    pod = pod_of({"containers": [container(volumeMounts=mounts)], "volumes": volumes})
+    answer = cri.ContainerStatus(
+        id="c",
+        metadata=cri.ContainerMetadata(name="c"),
+        state=cri.CONTAINER_RUNNING,
+        mounts=[
+            cri.Mount(container_path="/opt", image=cri.ImageSpec(image="sha256:1")),
+            cri.Mount(container_path="/data", host_path="/somewhere"),
+        ],
+    )
+    found = record(container_record(answer, "s"))
+    plain = shown(pod, found)["containerStatuses"][0]["volumeMounts"]
+    assert plain == mounts
+    tools, data = shown(pod, found, image_volumes=True)["containerStatuses"][0]["volumeMounts"]
+    assert tools == {**mounts[0], "volumeStatus": {"image": {"imageRef": "sha256:1"}}}
+    assert data == mounts[1]
 
 
 def test_resources_are_those_that_were_given():

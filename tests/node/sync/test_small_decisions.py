@@ -1,16 +1,18 @@
-"""Small decisions of the node room: back-off, environment, static pods, status phases."""
+"""Tests small decisions of pod workers: back-off, environment, static pods, status phases."""
 
 from __future__ import annotations
 
 import pytest
 
+from engine.api.config import CrashLoopBackOffConfig, KubeletConfiguration
 from engine.api.documents import parse_pods
+from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod, ResourceFieldSelector
 from engine.api.qos import is_critical, is_static
 from engine.api.quantity import Quantity
-from engine.containers.backoff import Backoff
+from engine.containers.backoff import Backoff, restart_delays
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.pod.life import Waiting
 from engine.node.sources.static_pods import static_pod
@@ -35,6 +37,29 @@ spec:
 
 def load(text: bytes = MANIFEST, origin: str = "/m/web.yaml", node: str = "Node1") -> Pod:
     return static_pod(parse_pods(text, origin)[0][0], node_name=node, origin=origin, seen_at=1.0)
+
+
+@pytest.mark.parametrize(
+    ("gates", "period", "delays"),
+    [
+        ({}, None, (10.0, 300.0)),
+        ({}, 30, (10.0, 30.0)),
+        ({}, 2, (2.0, 2.0)),
+        ({"ReduceDefaultCrashLoopBackOffDecay": True}, None, (1.0, 300.0)),
+        ({"ReduceDefaultCrashLoopBackOffDecay": True}, 30, (1.0, 30.0)),
+        (
+            {"ReduceDefaultCrashLoopBackOffDecay": True, "KubeletCrashLoopBackOffMax": False},
+            None,
+            (1.0, 60.0),
+        ),
+    ],
+)
+def test_feature_gates_and_the_configuration_set_the_delays_of_restarts(
+    gates: dict[str, bool], period: int | None, delays: tuple[float, float]
+):
+    settings = CrashLoopBackOffConfig(Duration(period)) if period is not None else None
+    config = KubeletConfiguration(feature_gates=gates, crash_loop_back_off=settings)
+    assert restart_delays(config) == delays
 
 
 def test_backoff_doubles_to_its_limit_and_forgets():
