@@ -3,10 +3,14 @@
 Requests and responses are the protocol's own messages (`engine.wire.cri_v1_pb2`). Every call has a deadline,
 messages may have 16 MiB, a lost runtime is dialled again with back-off (0.1 s to 3 s,
 `engine.transport.grpc_channel`), and every failure is one of a few errors that name the call and the socket.
+
+Lists may come as streams of messages (the kubelet's feature gate CRIListStreaming), so that a list may be
+longer than a message.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -26,9 +30,23 @@ from engine.wire import cri_v1_pb2 as cri
 
 MAX_MESSAGE = 16 * 1024 * 1024
 DEFAULT_TIMEOUT = 120.0
+MAX_STREAMED_LIST = 16 * MAX_MESSAGE
 _RUNTIME = "runtime.v1.RuntimeService"
 _IMAGES = "runtime.v1.ImageService"
-_IMAGE_CALLS = frozenset(("ListImages", "ImageStatus", "PullImage", "RemoveImage", "ImageFsInfo"))
+_IMAGE_CALLS = frozenset(
+    ("ListImages", "StreamImages", "ImageStatus", "PullImage", "RemoveImage", "ImageFsInfo")
+)
+_STREAMED_CALLS = {
+    "ListPodSandbox": "StreamPodSandboxes",
+    "ListPodSandboxStats": "StreamPodSandboxStats",
+    "ListContainers": "StreamContainers",
+    "ListContainerStats": "StreamContainerStats",
+    "ListImages": "StreamImages",
+}
+"""The streaming call in place of each list call. The requests are the same, and the messages of a stream are
+parts of the other call's response: concatenated, they are that response, by protobuf's rule for repeated
+fields.
+"""
 
 Answer = TypeVar("Answer", bound=Message)
 Read = TypeVar("Read")
@@ -63,8 +81,8 @@ class RuntimeClient:
 
     `endpoint` is `unix:///path/to.sock` or a bare path, `image_endpoint` that of the image service if it is
     another one. `timeout` is the deadline in seconds of a call that does not bring its own. `tracing` records
-    the calls. All methods raise `Unavailable` (no answer in time), `NotFound`, `Unimplemented`, `Undecodable`
-    or `Refused`.
+    the calls. With `streams_lists`, lists come as streams from runtimes that have these calls. All methods
+    raise `Unavailable` (no answer in time), `NotFound`, `Unimplemented`, `Undecodable` or `Refused`.
     """
 
     def __init__(
@@ -75,6 +93,7 @@ class RuntimeClient:
         timeout: float = DEFAULT_TIMEOUT,
         registry: Registry | None = None,
         tracing: Tracing = NO_TRACING,
+        streams_lists: bool = False,
     ) -> None:
         path = socket_path(endpoint)
         self.endpoint = f"unix://{path}"
@@ -85,6 +104,7 @@ class RuntimeClient:
         self._image_endpoint = f"unix://{image_path}"
         self._image_channel = Channel(image_path, limit=MAX_MESSAGE) if image_path != path else self._channel
         self.tracing = tracing
+        self._streams_lists = streams_lists
         registry = registry or Registry()
         self._total = registry.counter(
             "kubelet_runtime_operations_total", "Calls to the runtime.", ["operation_type"]
@@ -379,21 +399,41 @@ class RuntimeClient:
         timeout: float | None = None,
     ) -> Read:
         """Return what `read` makes of the serialized response."""
-        channel = self._image_channel if service == _IMAGES else self._channel
+        streamed = _STREAMED_CALLS.get(name) if self._streams_lists else None
         operation = _snake(name)
         self._total.inc(operation)
         began = time.perf_counter()
         patience = self._timeout if timeout is None else timeout
         try:
-            with self.tracing.call(service, name) as fields:
-                message = request.SerializeToString()
-                data = await channel.unary(f"/{service}/{name}", message, patience, fields)
-        except CallFailed as error:
+            data = await self._answer(service, streamed or name, request, patience, is_stream=bool(streamed))
+        except Unimplemented:
+            if streamed is None:
+                self._errors.inc(operation)
+                raise
+        except Refused:
             self._errors.inc(operation)
-            raise _as_ours(name, error, self._endpoint_of(name)) from None
+            raise
+        else:
+            return self._made(name, read, data)
         finally:
             self._seconds.observe(time.perf_counter() - began, operation)
-        return self._made(name, read, data)
+        # The runtime cannot stream lists, and will not learn it while the agent runs (as in the kubelet).
+        self._streams_lists = False
+        return await self._call(service, name, request, read, timeout)
+
+    async def _answer(
+        self, service: str, name: str, request: Message, timeout: float, *, is_stream: bool
+    ) -> bytes:
+        """Return the serialized response of a call, or the concatenated messages of a stream."""
+        channel = self._image_channel if service == _IMAGES else self._channel
+        method, message = f"/{service}/{name}", request.SerializeToString()
+        try:
+            if is_stream:
+                return await _joined_stream(channel, method, message, timeout)
+            with self.tracing.call(service, name) as fields:
+                return await channel.unary(method, message, timeout, fields)
+        except CallFailed as error:
+            raise _as_ours(name, error, self._endpoint_of(name)) from None
 
     def _endpoint_of(self, name: str) -> str:
         return self._image_endpoint if name in _IMAGE_CALLS else self.endpoint
@@ -406,6 +446,24 @@ class RuntimeClient:
             self._errors.inc(_snake(name))
             subject = f"CRI {name} on {self._endpoint_of(name)}"
             raise Undecodable("its response cannot be decoded", subject=subject) from None
+
+
+async def _joined_stream(channel: Channel, method: str, message: bytes, timeout: float) -> bytes:
+    """Return the concatenated messages of a stream. Raises CallFailed, also for a stream that takes longer
+    than `timeout` seconds or exceeds `MAX_STREAMED_LIST`.
+    """
+    joined = bytearray()
+    try:
+        async with asyncio.timeout(timeout), aclosing(channel.messages(method, message)) as messages:
+            async for part in messages:
+                joined += part
+                if len(joined) > MAX_STREAMED_LIST:
+                    raise CallFailed(
+                        grpc_codes.RESOURCE_EXHAUSTED, f"the list exceeds {MAX_STREAMED_LIST >> 20} MiB"
+                    )
+    except TimeoutError:
+        raise CallFailed(grpc_codes.DEADLINE_EXCEEDED, f"the list took longer than {timeout:g} s") from None
+    return bytes(joined)
 
 
 def _as_ours(name: str, error: CallFailed, endpoint: str) -> Refused:

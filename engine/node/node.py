@@ -122,6 +122,7 @@ class NodeAgent:
             timeout=self.config.runtime_request_timeout,
             registry=self.registry,
             tracing=self._tracing,
+            streams_lists=self.config.gate("CRIListStreaming", False),
         )
         try:
             version = await wait_until_available(runtime.version)

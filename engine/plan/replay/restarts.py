@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from engine.api.config import KubeletConfiguration
-from engine.containers.backoff import Backoff, restart_delays, restart_backoff
+from engine.containers.backoff import Backoff, restart_backoff, restart_delays
 from engine.plan.replay.decided import RESTART, Replayed, restart_part, restarted
 from engine.record.blocks import RecordRow
 

@@ -10,7 +10,7 @@ from typing import Final
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod
 from engine.api.status import ContainerStatus
-from engine.containers.backoff import Backoff, restart_delays, restart_backoff
+from engine.containers.backoff import Backoff, restart_backoff, restart_delays
 from engine.cri.records import EXITED, ContainerRecord, PodRecord
 from engine.node.spec.cri_config import container_hash
 from engine.node.sync.actions import (

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import InvalidInput, KubengineError, Unavailable
-from engine.node.spec import subordinate_ids
 from engine.node.spec.subordinate_ids import subordinate_ids
 from tests.node_rig import Rig
 
@@ -19,7 +18,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     programs = tmp_path / "programs"
     programs.mkdir()
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setattr(room, "USER", pwd.getpwuid(0).pw_name)
+    monkeypatch.setattr("engine.node.spec.subordinate_ids.USER", pwd.getpwuid(0).pw_name)
 
     def set_to(users: str, groups: str | None = None, code: int = 0) -> None:
         (programs / "users").write_text(users)
@@ -40,12 +39,12 @@ async def test_one_range_for_users_and_groups(answer):
 
 async def test_a_missing_user_needs_no_program(answer, monkeypatch: pytest.MonkeyPatch):
     answer("nonsense")
-    monkeypatch.setattr(room, "USER", "nobody-of-this-name")
+    monkeypatch.setattr("engine.node.spec.subordinate_ids.USER", "nobody-of-this-name")
     assert await subordinate_ids() is None
 
 
 async def test_without_the_program_all_ids_are_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(room, "USER", pwd.getpwuid(0).pw_name)
+    monkeypatch.setattr("engine.node.spec.subordinate_ids.USER", pwd.getpwuid(0).pw_name)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert await subordinate_ids() is None
 
