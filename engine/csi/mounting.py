@@ -102,7 +102,7 @@ class Mounting:
         async with self._lock(staged):
             if await asyncio.to_thread(on_disk.label, staged) != volume.label:
                 # The kernel labels a file system when it is mounted, so another label needs another mount.
-                # Only volumes of a single pod are mounted with a label, and the pod of the old label is gone.
+                # While a pod of the old label uses the volume, that is refused.
                 await self._unstage_for(uid, staged, driver, capabilities)
             if staged in self._ready:
                 return

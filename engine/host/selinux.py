@@ -27,11 +27,13 @@ _MOST_BYTES: Final = 1 << 16
 
 class SELinux(msgspec.Struct, frozen=True):
     """Hold the state of SELinux: `enabled` tells whether the kernel has a policy; `container_file` is the
-    label `user:role:type:level` of containers' files, '' if the policy names none.
+    label `user:role:type:level` of containers' files, '' if the policy names none. With
+    `labels_shared_volumes`, volumes that several pods may use are mounted with a label, too.
     """
 
     enabled: bool = False
     container_file: str = ""
+    labels_shared_volumes: bool = False
 
     def file_label(self, *, user: str, level: str) -> str:
         """Return the label for the files of a container whose process has this user and level.
@@ -51,6 +53,14 @@ def mount_option(label: str) -> list[str]:
     The quotes protect the commas in the label's level.
     """
     return [f'context="{label}"'] if label else []
+
+
+def has_mount_label(directory: Path, label: str) -> bool:
+    """Return whether a mount point's file system was mounted with this label. Raises `OSError`."""
+    options = next((mount.options for mount in reversed(mounted()) if mount.point == str(directory)), ())
+    # The kernel quotes a label with commas, which here separate it into several options.
+    shown = f'context="{label}"' if "," in label else f"context={label}"
+    return set(shown.split(",")) <= set(options)
 
 
 def takes_labels(path: Path) -> bool:

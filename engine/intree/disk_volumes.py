@@ -27,7 +27,7 @@ from engine.host.disks.loop_devices import detach_loop_devices
 from engine.host.mountinfo import device_at, is_mount_point, mounted
 from engine.host.mounts import bind, clear_mount, restrict
 from engine.host.safe_open import opened_parent
-from engine.host.selinux import mount_option
+from engine.host.selinux import has_mount_label, mount_option
 from engine.host.shared_trees import share_tree
 from engine.host.tasks import Tasks
 from engine.host.threads import to_own_thread
@@ -131,6 +131,8 @@ class DiskVolumes(ABC, Generic[Disk]):
                 options = [*access.options, *read_only, *mount_option(access.label)]
                 kind = access.fs_type or DEFAULT_KIND
                 await format_and_mount(device, directory, kind, sorted(set(options)))
+            elif access.label and not await asyncio.to_thread(has_mount_label, directory, access.label):
+                raise Refused("it is mounted with another SELinux label for another pod")
         return directory
 
     async def mount_for_pod(self, uid: str, name: str, directory: Path, access: Access) -> Path:

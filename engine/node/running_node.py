@@ -13,6 +13,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from engine.admission.sysctls import SysctlAllowlist, kernel_version, safe_sysctls
 from engine.api.config import KubeletConfiguration
 from engine.api.meta import ObjectMeta
@@ -211,7 +213,7 @@ class RunningNode:
             context.root,
             project_quotas=section.project_quotas,
             registry=context.registry,
-            selinux=read_selinux(),
+            selinux=replace(read_selinux(), labels_shared_volumes=context.config.gate("SELinuxMount", False)),
         )
         self._records = RecordStore(
             context.root / RECORDS, context.tasks, names=PodRecordNames(pods_directory(context.root))

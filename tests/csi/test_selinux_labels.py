@@ -10,7 +10,7 @@ from engine.host.selinux import SELinux
 from engine.node import running_node
 from engine.node.volumes import volume_manager
 from engine.runtime.hollow import HollowRuntime
-from tests.cluster_rig import Object
+from tests.cluster_rig import Joined, Object
 from tests.csi_rig import CLAIMED, INLINE, CsiRig
 from tests.node_rig import container
 from tests.waiting import eventually
@@ -121,6 +121,28 @@ async def test_different_labels_for_one_volume_are_refused(csi: CsiRig) -> None:
         "Unable to attach or mount volumes: unmounted volumes=[v], unattached volumes=[], failed to process "
         f"volumes=[v]: multiple SELinux labels found: {LABEL},{LABEL.replace('c1,c2', 'c3')}"
     )
+
+
+@pytest.fixture
+def labels_shared_volumes(joined: Joined) -> None:
+    joined.config.feature_gates = {"SELinuxMount": True}
+
+
+@pytest.mark.usefixtures("labels_shared_volumes")
+async def test_pods_that_share_a_volume_need_the_same_label(csi: CsiRig) -> None:
+    csi.known(seLinuxMount=True)
+    csi.claim(mountOptions=["noatime"])
+    driver = await csi.driver()
+    for name in ("one", "two"):
+        await csi.run(CLAIMED, name, **labelled())
+    (call,) = driver.called("NodeStageVolume")
+    assert list(call.volume_capability.mount.mount_flags) == ["noatime", CONTEXT]
+    await csi.ask(CLAIMED, "three", **labelled("s0:c3"))
+    await eventually(csi.messages)
+    assert "it is mounted with another SELinux label for another pod" in csi.messages()[0]
+    for name in ("one", "two"):
+        await csi.delete(name)
+    await csi.cluster.ready("three")
 
 
 @pytest.mark.parametrize(

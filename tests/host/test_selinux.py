@@ -8,7 +8,7 @@ import pytest
 
 from engine.host import selinux
 from engine.host.mountinfo import Mounted
-from engine.host.selinux import SELinux, mount_option, read_selinux, takes_labels
+from engine.host.selinux import SELinux, has_mount_label, mount_option, read_selinux, takes_labels
 
 FILE = "system_u:object_r:container_file_t:s0"
 
@@ -71,6 +71,23 @@ def test_label_takes_user_and_level_of_the_process(user: str, level: str, label:
 def test_mount_option_quotes_the_label() -> None:
     assert mount_option("u:r:t:s0:c1,c2") == ['context="u:r:t:s0:c1,c2"']
     assert mount_option("") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "label", "found"),
+    [
+        ('rw,context="u:r:t:s0:c1,c2"', "u:r:t:s0:c1,c2", True),
+        ('rw,context="u:r:t:s0:c1,c2"', "u:r:t:s0:c1,c3", False),
+        ("rw,context=u:r:t:s0", "u:r:t:s0", True),
+        ("rw,seclabel", "u:r:t:s0", False),
+    ],
+)
+def test_the_label_of_a_mount_is_recognized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, label: str, found: bool
+) -> None:
+    table = [Mounted(str(tmp_path), "ext4", frozenset(options.split(",")))]
+    monkeypatch.setattr(selinux, "mounted", lambda: table)
+    assert has_mount_label(tmp_path, label) is found
 
 
 def test_innermost_mount_decides_whether_files_take_labels(

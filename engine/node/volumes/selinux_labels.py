@@ -1,7 +1,8 @@
 """Decides which volumes are mounted with an SELinux label, and which ones the runtime relabels file by file.
 
-A mount option labels a whole file system at once; relabelling visits every file. Only a volume that a single
-pod uses can be mounted with that pod's label. Pure. Source: KEP-1710 and kubelet v1.36 (gates
+A mount option labels a whole file system at once; relabelling visits every file. A volume that a single pod
+uses is mounted with that pod's label. A volume that several pods may use is mounted with a label only if the
+gate `SELinuxMount` is on; its pods then need the same label. Pure. Source: KEP-1710 and kubelet v1.36 (gates
 `SELinuxMountReadWriteOncePod` and `SELinuxChangePolicy`, both on).
 """
 
@@ -23,9 +24,9 @@ RECURSIVE: Final = "Recursive"
 def mount_label(pod: Pod, volume: Volume, bound: BoundVolume, selinux: SELinux) -> str:
     """Return the label to mount a pod's persistent volume with, '' to leave the labels to the runtime.
 
-    Raises `Refused` if containers with different labels use a volume that one pod has to itself.
+    Raises `Refused` if containers with different labels use a volume that would be mounted with a label.
     """
-    if not selinux.enabled or not bound.for_one_pod or bound.block:
+    if not selinux.enabled or bound.block or not (bound.for_one_pod or selinux.labels_shared_volumes):
         return ""
     labels = {
         selinux.file_label(user=options.user, level=options.level)
