@@ -19,11 +19,11 @@ import msgspec
 from engine.api.errors import InvalidInput
 from engine.host.safe_open import (
     HANDLE,
+    create_regular,
     make_directories,
     open_beneath,
     read_regular,
     same_file,
-    write_regular,
 )
 from engine.host.trees import remove_beneath, walk
 
@@ -151,7 +151,7 @@ def _write_set(directory: int, files: Mapping[str, PublishedFile], group: int | 
                 at = make_directories(top, parent, 0o755)
                 try:
                     gid = -1 if group is None else group
-                    write_regular(at, last, file.data, _mode(file, group), uid=file.uid, gid=gid)
+                    create_regular(at, last, file.data, _mode(file, group), uid=file.uid, gid=gid)
                 finally:
                     os.close(at)
             os.chmod(same_file(top), 0o755)  # noqa: S103 - modes of the files say who may read
@@ -179,9 +179,15 @@ def _share_directories(top: int, group: int) -> None:
 
 def _replace_link(directory: int, name: str, target: str) -> None:
     """Replace a link by one rename, unless it is right or a directory has its name."""
-    with suppress(OSError):
+    try:
         if os.readlink(name, dir_fd=directory) == target:
             return
+    except FileNotFoundError:
+        with suppress(FileExistsError):
+            os.symlink(target, name, dir_fd=directory)
+            return
+    except OSError:
+        pass  # it is no link
     # A crash between the next two calls leaves it behind.
     remove_beneath(directory, _NEW_DATA)
     os.symlink(target, _NEW_DATA, dir_fd=directory)

@@ -6,10 +6,11 @@ import ctypes
 import errno
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from engine.host.mountinfo import mounts_below
-from engine.host.safe_open import HANDLE, mount_id, open_beneath, opened, same_file
+from engine.host.safe_open import HANDLE, open_beneath, opened, same_file
 
 _MS_REMOUNT, _MS_BIND = 0x20, 0x1000
 _FLAGS = {
@@ -67,15 +68,34 @@ def _mount(source: str, target: Path, kind: str, flags: int, options: str) -> No
 
 
 def is_mount(directory: Path) -> bool:
-    """Tell whether a path is a mount point, even of the same file system; false if it does not exist. Raises
-    `OSError`.
+    """Tell whether a path is a mount point, even of the same file system; false if it does not exist, or is a
+    link. Raises `OSError`.
     """
     try:
-        with opened(directory) as at, opened(directory.parent) as parent:
-            # Device numbers would not show a bind mount of the same file system.
-            return mount_id(at) != mount_id(parent)
+        with opened(directory.parent) as parent:
+            return _has_mount(parent, directory.name)
     except FileNotFoundError:
         return False
+
+
+def _has_mount(parent: int, name: str) -> bool:
+    """Tell whether something is mounted on an entry of an open directory; false if there is no such entry.
+
+    Raises `OSError`.
+    """
+    try:
+        # The kernel compares the mounts: device numbers would not show a bind mount of the same file system.
+        os.close(open_beneath(parent, name, HANDLE, same_mount=True))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return True
+        # A link is no mount point, whatever it leads to.
+        if error.errno == errno.ELOOP:
+            return False
+        raise
+    return False
 
 
 def unmount(descriptor: int) -> None:
@@ -106,22 +126,18 @@ def clear_mount(parent: int, name: str) -> None:
 def unmount_top(parent: int, name: str) -> None:
     """Unmount what is mounted on an entry of an open directory. Raises `OSError`."""
     # Several mounts may lie on top of each other; each turn removes the topmost.
-    while True:
-        try:
-            handle = open_beneath(parent, name, HANDLE)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            # A link is no mount point, whatever it leads to.
-            if error.errno == errno.ELOOP:
-                return
-            raise
-        try:
-            if mount_id(handle) == mount_id(parent):
-                return
-            unmount(handle)
-        finally:
-            os.close(handle)
+    while _has_mount(parent, name):
+        _unmount_at(parent, name)
+
+
+def unmount_entries(directory: Path) -> None:
+    """Unmount what is mounted on the entries of a directory, which may be missing; deeper mounts stay.
+
+    The table of mounts, which lists those of the whole host, is not read. Raises `OSError`.
+    """
+    with suppress(FileNotFoundError), opened(directory) as parent:
+        for name in os.listdir(directory):
+            unmount_top(parent, name)
 
 
 def unmount_below(directory: Path) -> None:

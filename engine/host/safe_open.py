@@ -159,24 +159,38 @@ def _read(descriptor: int, limit: int, from_end: bool) -> bytes:
         return bytes(read)
 
 
+def create_regular(
+    directory: int, name: str, data: bytes, mode: int, *, uid: int = -1, gid: int = -1
+) -> None:
+    """Create a file of exactly this mode and owner, which others see before it is complete. Raises EEXIST if
+    the name is taken.
+    """
+    _check_name(name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(name, flags, 0o600, dir_fd=directory), "wb") as file:
+        file.write(data)
+        file.flush()
+        if (uid, gid) != (-1, -1):
+            os.fchown(file.fileno(), uid, gid)
+        os.fchmod(file.fileno(), mode)
+
+
 def write_regular(directory: int, name: str, data: bytes, mode: int, *, uid: int = -1, gid: int = -1) -> None:
     """Replace whatever has the name by a new file of exactly this mode and owner, in one step."""
-    if "/" in name or "\0" in name or name in ("", ".", ".."):
-        raise _error(errno.EINVAL, "is not a name", name)
+    _check_name(name)
     temporary = f".{os.urandom(8).hex()}.new"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=directory), "wb") as file:
-            file.write(data)
-            file.flush()
-            if (uid, gid) != (-1, -1):
-                os.fchown(file.fileno(), uid, gid)
-            os.fchmod(file.fileno(), mode)
+        create_regular(directory, temporary, data, mode, uid=uid, gid=gid)
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=directory)
         raise
+
+
+def _check_name(name: str) -> None:
+    if "/" in name or "\0" in name or name in ("", ".", ".."):
+        raise _error(errno.EINVAL, "is not a name", name)
 
 
 def same_file(descriptor: int) -> str:

@@ -17,7 +17,7 @@ from engine.api.pod import HostPathVolume, Pod, Volume
 from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
-from engine.host.mounts import is_mount, unmount_below
+from engine.host.mounts import is_mount, unmount_below, unmount_entries
 from engine.host.selinux import SELinux
 from engine.host.threads import to_own_thread
 from engine.host.trees import remove_tree
@@ -158,6 +158,7 @@ class PodVolumes:
     def tear_down(self, uid: str) -> None:
         """Unmount and remove everything that a pod has on disk. Raises `Refused` naming the path."""
         self._remove_devices(uid)
+        _unmount_volumes(self.pod_directory(uid))
         _remove(self.pod_directory(uid))
 
     def remove_sub_paths(self, uid: str) -> None:
@@ -172,6 +173,7 @@ class PodVolumes:
         Raises `Refused` naming the path.
         """
         self._remove_devices(uid)
+        _unmount_volumes(self.pod_directory(uid))
         _remove(self.pod_directory(uid) / "volumes")
 
     def _remove_devices(self, uid: str) -> None:
@@ -181,9 +183,19 @@ class PodVolumes:
         _remove(directory / block_device.DIRECTORY)
 
 
+def _unmount_volumes(directory: Path) -> None:
+    """Unmount the volumes of a pod, such as the tmpfs of each token and secret, where its directory shows
+    them.
+    """
+    volumes = directory / "volumes"
+    with _refused("unmount the volumes", volumes):
+        for plugin in os.listdir(volumes) if volumes.exists() else ():  # noqa: PTH208
+            unmount_entries(volumes / plugin)
+
+
 def _remove(directory: Path) -> None:
-    """Remove a tree. The mount table is searched only on failure: few pods have mounts, and the table lists
-    the mounts of the whole host.
+    """Remove a tree. The mount table is searched only on failure: few pods have other mounts than their
+    volumes, and the table lists the mounts of the whole host, which are thousands on a dense node.
     """
     with suppress(OSError):
         remove_tree(directory)

@@ -30,12 +30,14 @@ from engine.api.pod import (
     PodSpec,
     ProjectedVolume,
     ResourceRequirements,
+    SecretVolume,
     Volume,
     VolumeMount,
     VolumeProjection,
 )
 from engine.api.quantity import Quantity
 from engine.cri.records import EXITED, ContainerRecord
+from engine.host.atomic_writer import PublishedFile
 from engine.host.mountinfo import mounts_below
 from engine.host.mounts import unmount_below
 from engine.node.controlplane.control_plane import NoCluster
@@ -137,6 +139,27 @@ def test_an_ended_pod_keeps_neither_disk_nor_memory_of_its_volumes(volumes: PodV
     assert sorted(path.name for path in volumes.pod_directory("u1").iterdir()) == ["containers", "plugins"]
     assert mounts_below(volumes.pod_directory("u1")) == []
     volumes.remove_volumes("u1")
+
+
+@pytest.mark.root
+def test_volumes_in_memory_are_removed_without_the_hosts_mount_table(
+    volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pod of a cluster has a token in memory, and the table of a dense node has thousands of mounts."""
+
+    def unread(_: Path) -> list[Path]:
+        raise AssertionError("the mount table is read")
+
+    secret = Volume("token", secret=SecretVolume(secret_name="s"))
+    one = pod(Volume("memory", empty_dir=EmptyDirVolume("Memory")), secret)
+    contents = Contents({"token": PublishedFile(b"x", 0o600)})
+    paths = volumes.set_up(one, {"token": contents}, allocatable=ALLOCATABLE)
+    assert all(path.is_mount() for path in paths.values())
+    monkeypatch.setattr("engine.host.mounts.mounts_below", unread)
+    volumes.remove_volumes("u1")
+    assert not (volumes.pod_directory("u1") / "volumes").exists()
+    volumes.tear_down("u1")
+    assert mounts_below(volumes.pod_directory("u1").parent) == []
 
 
 @pytest.mark.root
