@@ -140,9 +140,11 @@ class PodStatusManager:
             timer.cancel()
 
     def report(self, uid: str, status: PodStatus, *, may_run: bool) -> None:
-        """Queue the node's status of the pod; a pod that the server does not have is ignored."""
+        """Queue the node's status of the pod. A pod that the server does not have is ignored. So is a pod of
+        which nothing was left on the node, because its last status is final.
+        """
         known = self._pods.get(uid)
-        if known is not None:
+        if known is not None and not known.removed:
             known.ours, known.may_run = status, may_run
             self._mark(uid)
 

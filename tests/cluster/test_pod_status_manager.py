@@ -226,3 +226,15 @@ async def test_a_pod_that_a_restored_server_has_again_is_deleted_again(world: Wo
     world.server.objects.set_back(snapshot)
     world.writer.update(world.on_server("a"), listed=True)
     await eventually(lambda: world.server.list(PODS) == [])
+
+
+async def test_the_last_status_of_a_removed_pod_is_final(world: World):
+    """Objects of a removed pod may appear again in the runtime; its deletion must not depend on them."""
+    (uid,) = world.add("a")
+    world.server.delete(f"{PODS}/a", grace=30)
+    world.writer.update(world.on_server("a"))
+    world.server.fail(500, path="/status", times=1)
+    world.writer.report(uid, status("Succeeded"), may_run=False)
+    world.writer.removed(uid)
+    world.writer.report(uid, status("Running"), may_run=True)
+    await eventually(lambda: world.server.list(PODS) == [])

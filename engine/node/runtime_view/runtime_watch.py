@@ -41,6 +41,9 @@ STREAM_SETTLED_SECONDS = 1.0
 STEP_SECONDS = 600.0
 """Seconds after which a relist counts as stuck."""
 
+EVENT_DELAY_SECONDS = 600.0
+"""Seconds for which an event may wait until a busy agent reads it."""
+
 OnChange = Callable[[str], None]
 OnEvent = Callable[[cri.ContainerEventResponse], None]
 
@@ -147,6 +150,8 @@ class RuntimeWatch:
         self._metrics = _RelistMetrics(registry, lambda: clock() - self.last_contact())
         self._touched: dict[str, float] = {}
         """Monotonic time of the last news about a pod; lists requested earlier are older than it."""
+        self._removed: dict[str, float] = {}
+        """When the last object of each pod was removed lately, in seconds of the clock."""
         self._relist_timer: asyncio.TimerHandle | None = None
         self._agreed: tuple[int, int] | None = None
         """The encoded lists that matched the known state, valid while that does not change."""
@@ -232,6 +237,7 @@ class RuntimeWatch:
         # Events that arrived before this list was requested are part of it, and contradict nothing any
         # longer.
         self._touched = {uid: at for uid, at in self._touched.items() if at >= listed_at}
+        self._removed = {uid: at for uid, at in self._removed.items() if at > began - EVENT_DELAY_SECONDS}
         self._listed_at = listed_at
         self.last_relist = self._clock()
         self.last_error = ""
@@ -352,6 +358,7 @@ class RuntimeWatch:
         if record is not None and record.drop({removed}):
             if record.empty:
                 del self.pods[uid]
+                self._removed[uid] = self._clock()
             self._on_change(uid)
 
     def _record(self, labels: Mapping[str, str]) -> PodRecord | None:
@@ -411,6 +418,8 @@ class RuntimeWatch:
         if self._on_event is not None:
             self._on_event(event)
         sandbox = event.pod_sandbox_status
+        if self._is_outdated(event):
+            return
         record = self._record(sandbox.labels)
         if record is None:
             return
@@ -426,6 +435,15 @@ class RuntimeWatch:
             self.pods.pop(record.uid, None)
         if changed:
             self._on_change(record.uid)
+
+    def _is_outdated(self, event: cri.ContainerEventResponse) -> bool:
+        """Tell whether an event was sent before its pod was removed, and waited while the agent was busy. The
+        states in it would make the pod known again.
+        """
+        identity = pod_of(event.pod_sandbox_status.labels)
+        if identity is None or identity[0] in self.pods:
+            return False
+        return 0 < event.created_at * NANO < self._removed.get(identity[0], 0.0)
 
     async def _keep_relisting(self) -> None:
         loop = asyncio.get_running_loop()

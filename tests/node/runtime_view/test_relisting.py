@@ -234,3 +234,38 @@ async def test_events_from_before_the_subscription_are_ignored(
     await client.stop_container(relisted.containers["uid-b"], 0)
     await eventually(lambda: watch.pod("uid-b").containers[0].state == EXITED)
     assert "uid-gone" not in relisted.changed
+
+
+async def test_events_from_before_the_removal_of_a_pod_are_ignored(
+    relisted: Relisted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy agent reads events late: one from the life of a pod arrives after the agent removed the pod."""
+    watch, client = relisted.watch, relisted.client
+    listen, asked, late = client.events, asyncio.Event(), asyncio.Event()
+    status = await client.pod_sandbox_status(relisted.sandboxes["uid-a"])
+    event = cri.ContainerEventResponse(
+        container_id=relisted.containers["uid-a"],
+        container_event_type=cri.CONTAINER_STOPPED_EVENT,
+        pod_sandbox_status=status.status,
+    )
+
+    async def events() -> AsyncIterator[cri.ContainerEventResponse]:
+        asked.set()
+        await late.wait()
+        yield event
+        async for each in listen():
+            yield each
+
+    monkeypatch.setattr(client, "events", events)
+    await watch.start()
+    await asked.wait()
+    event.created_at = time.time_ns()
+    await client.remove_pod_sandbox(relisted.sandboxes["uid-a"])
+    watch.forget("uid-a", [relisted.containers["uid-a"], relisted.sandboxes["uid-a"]])
+    relisted.changed.clear()
+    late.set()
+    await asyncio.sleep(0.1)
+    await client.stop_container(relisted.containers["uid-b"], 0)
+    await eventually(lambda: watch.pod("uid-b").containers[0].state == EXITED)
+    assert "uid-a" not in relisted.changed
+    assert "uid-a" not in watch.pods
