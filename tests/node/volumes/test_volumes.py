@@ -30,12 +30,12 @@ from engine.api.pod import (
     PodSpec,
     ProjectedVolume,
     ResourceRequirements,
-    SecretVolume,
     Volume,
     VolumeMount,
     VolumeProjection,
 )
 from engine.api.quantity import Quantity
+from engine.api.references import SecretVolume
 from engine.cri.records import EXITED, ContainerRecord
 from engine.host.atomic_writer import PublishedFile
 from engine.host.mountinfo import mounts_below
