@@ -61,7 +61,7 @@ class DrainSimulation:
         self._snapshot, self._scheduler = snapshot, scheduler
         self._preemptor = Preemptor(snapshot, scheduler) if preempts else None
         self._priority = snapshot.column("priority")
-        self._node = snapshot.column("node").astype(np.int64)
+        self._node = snapshot.column("node").copy()
         self._result = DrainResult()
         self._requests: dict[int, NDArray[np.int64]] = {}
         self._sources: dict[int, int] = {}
