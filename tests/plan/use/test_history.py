@@ -30,12 +30,14 @@ from engine.plan.history.usage_tables import history_from_tables
 from tests.plan.use import recorded
 from tests.plan.use.recorded import MEMORY, SCRAPE, Recording, prometheus
 
-END = 1_800_000_000
+END = 1_767_225_600
 HOURS = 6
 STEP = 300
 TIMES = aligned(END, HOURS / 24, STEP)
 SCRAPED = range(TIMES.start - STEP, END + 1, SCRAPE)
 MI = 1 << 20
+OLD_REFUSAL = b'remoteAddr: "1.2.3.4:5"; requestURI: /a?query=' + b"x" * 300 + b"; %b"
+"""How VictoriaMetrics 1.79 writes a refusal."""
 
 needs_prometheus = pytest.mark.skipif(bool(recorded.MISSING), reason=f"needs {', '.join(recorded.MISSING)}")
 
@@ -270,6 +272,8 @@ def test_the_address_in_messages_has_no_password() -> None:
         (200, b"<html>", Refused, "does not answer as Prometheus does"),
         (400, b'{"error":"parse error"}', Refused, "parse error"),
         (503, b'{"error":"warming up"}', Unavailable, "warming up"),
+        (400, OLD_REFUSAL % b"unsupported path requested", Refused, "has no query API at /"),
+        (400, OLD_REFUSAL % b"no such tenant", Refused, ": no such tenant"),
         (200, b'{"status":"error","error":"nothing"}', Refused, "nothing"),
     ],
 )  # fmt: skip

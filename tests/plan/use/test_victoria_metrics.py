@@ -21,20 +21,9 @@ from tests.plan.use.recorded import Recording, prometheus
 from tests.plan.use.test_history import collected, made_up_use, needs_prometheus, read
 from tests.waiting import PATIENCE
 
-FUTURE = "-futureRetention"
-"""The recordings lie in the future. Older releases, such as Debian's 1.79, do not have this option."""
-
-
-def lacking() -> str:
-    """Return what is missing in words; empty if nothing is."""
-    program = shutil.which("victoria-metrics")
-    if program is None:
-        return "victoria-metrics"
-    done = subprocess.run([program, "-help"], capture_output=True, text=True, check=False)
-    return "" if FUTURE in done.stdout + done.stderr else f"a victoria-metrics with {FUTURE}"
-
-
-needs_victoria_metrics = pytest.mark.skipif(bool(lacking()), reason=f"needs {lacking()}")
+needs_victoria_metrics = pytest.mark.skipif(
+    shutil.which("victoria-metrics") is None, reason="needs victoria-metrics"
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +40,7 @@ def victoria_metrics(directory: Path, recording: Recording, *options: str) -> It
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             ["victoria-metrics", f"-storageDataPath={directory / 'data'}", f"-httpListenAddr={address}",
-             "-retentionPeriod=100y", f"{FUTURE}=2y", *options],
+             "-retentionPeriod=100y", *options],
             stdout=subprocess.DEVNULL, stderr=log,
         )  # fmt: skip
     try:
