@@ -398,3 +398,18 @@ def _rewritten(snapshot: Snapshot, tmp_path: Path, **changes: Any) -> Snapshot:
     path = tmp_path / "cluster.kes"
     write_snapshot(replace(snapshot, **changes), path)
     return load_snapshot([str(path)])
+
+
+def test_a_daemon_that_repels_pods_keeps_them_away(tmp_path):
+    """Keep the anti-affinity of a daemon's pod: only its node affinity is left out of a snapshot."""
+    pin = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]
+    repel = {"labelSelector": {"matchLabels": {"app": "web"}}, "topologyKey": HOST}
+    affinity = {
+        "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": pin}},
+        "podAntiAffinity": {REQUIRED: [repel]},
+    }
+    daemon = pod("d", "n2", app="guard", owner="DaemonSet", affinity=affinity)
+    nodes = [node(f"n{number}") for number in (1, 2, 3)]
+    snapshot = read(tmp_path, *nodes, daemon, pod("a", "n1"))
+    assert ("move", "shop/a", "to n3") in rows(snapshot)
+    assert "nodeAffinity" not in "".join(snapshot.templates["spec"].to_pylist())
