@@ -171,7 +171,7 @@ def test_a_broken_file_is_reported(cluster_file, tmp_path, change, words):
 def test_a_truncated_file_is_reported(cluster_file, tmp_path):
     path = tmp_path / "cut.kes"
     path.write_bytes(cluster_file.read_bytes()[:-1000])
-    with pytest.raises(InvalidInput, match="not a readable snapshot"):
+    with pytest.raises(InvalidInput, match="begins as one, but its end is missing"):
         SnapshotFile(path)
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
-from engine.plan import FaultLog
+from engine.plan import FaultLog, synthesize
 from engine.plan.history import collect
 from engine.plan.history.codes import MISSING, decode, encode
 from engine.plan.history.collect import Collector, ReadingBudget, aligned
@@ -27,6 +27,7 @@ from engine.plan.history.history import History, HistoryBuilder, Times
 from engine.plan.history.history_file import read_history, write_history
 from engine.plan.history.prometheus import Prometheus, ServerAccess
 from engine.plan.history.usage_tables import history_from_tables
+from engine.plan.snapshot.columnar_file import write_snapshot
 from tests.plan.use import recorded
 from tests.plan.use.recorded import MEMORY, SCRAPE, Recording, prometheus
 
@@ -543,3 +544,30 @@ def test_the_command_names_what_is_wrong(
 
 def test_errors_of_the_server_are_the_packages_own() -> None:
     assert issubclass(Refused, KubengineError)
+
+
+def test_a_file_that_is_no_history_is_described(tmp_path: Path) -> None:
+    """Tell a file without its end from one that never was a history."""
+    builder = HistoryBuilder(TIMES)
+    builder.add(("memory", "", "shop", "a", "app"), np.arange(3), encode(np.arange(3.0)))
+    write_history(builder.history({}), tmp_path / "whole.arrow")
+    (tmp_path / "cut.arrow").write_bytes((tmp_path / "whole.arrow").read_bytes()[:-100])
+    write_snapshot(synthesize(2, 2, 1), tmp_path / "cluster.kes")
+    (tmp_path / "notes").write_text("nothing" * 20)
+    for name, words in {
+        "cut.arrow": "begins as one, but its end is missing",
+        "cluster.kes": "it is a snapshot",
+        "notes": "Not an Arrow file",
+        ".": "not a readable history",
+    }.items():
+        with pytest.raises(InvalidInput, match=words) as caught:
+            read_history(tmp_path / name)
+        assert caught.value.subject == str(tmp_path / name)
+
+
+def test_days_must_be_a_number(run_plan: Callable[..., Any], tmp_path: Path) -> None:
+    done = run_plan(
+        "history", "--prometheus", "http://127.0.0.1:1", "--days", "nan", "-o", str(tmp_path / "x")
+    )
+    assert done.returncode == 2
+    assert b"--days: expected a number, got nan" in done.stderr
