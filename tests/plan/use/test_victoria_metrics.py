@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from engine.api.errors import InvalidInput, Refused
 from engine.plan.history.history import History
 from engine.plan.snapshot.faults import FaultLog
-from tests.plan.use.recorded import Recording, prometheus
+from tests.plan.use.recorded import Recording, answers, free_address, prometheus
 from tests.plan.use.test_history import collected, made_up_use, needs_prometheus, read
 from tests.waiting import PATIENCE
 
@@ -34,9 +33,7 @@ def use() -> Recording:
 @contextmanager
 def victoria_metrics(directory: Path, recording: Recording, *options: str) -> Iterator[str]:
     """Serve a recording; yield the address of the server."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             ["victoria-metrics", f"-storageDataPath={directory / 'data'}", f"-httpListenAddr={address}",
@@ -45,7 +42,7 @@ def victoria_metrics(directory: Path, recording: Recording, *options: str) -> It
         )  # fmt: skip
     try:
         until = time.monotonic() + PATIENCE
-        while not _answers(f"http://{address}/health"):
+        while not answers(f"http://{address}/health"):
             assert process.poll() is None, (directory / "log").read_text()
             assert time.monotonic() < until
             time.sleep(0.1)
@@ -55,20 +52,12 @@ def victoria_metrics(directory: Path, recording: Recording, *options: str) -> It
                 sample, _, seconds = line.rstrip().rpartition(" ")
                 lines.append(f"{sample} {int(seconds) * 1000}\n")
         data = "".join(lines).encode()
-        _answers(Request(f"http://{address}/api/v1/import/prometheus", data=data, method="POST"))
-        _answers(f"http://{address}/internal/force_flush")
+        answers(Request(f"http://{address}/api/v1/import/prometheus", data=data, method="POST"))
+        answers(f"http://{address}/internal/force_flush")
         yield f"http://{address}"
     finally:
         process.terminate()
         process.wait(PATIENCE)
-
-
-def _answers(request: str | Request) -> bool:
-    try:
-        with urlopen(request, timeout=30) as answer:
-            return 200 <= answer.status < 300
-    except OSError:
-        return False
 
 
 def by_series(history: History) -> dict[tuple[str, str], np.ndarray]:
