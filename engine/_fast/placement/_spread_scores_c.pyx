@@ -8,7 +8,7 @@ import numpy as np
 
 cdef int16_t NONE = -32768  # the score of a node that does not take the pod
 cdef enum:
-    BLOCK = 64  # nodes that are looked at one by one if one of them is among the best
+    BLOCK = 64  # nodes that are compared one by one if one of them is among the best
 
 
 def seen_cells(const int32_t[::1] cell, const uint8_t[::1] nodes, Py_ssize_t cells):
