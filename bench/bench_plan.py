@@ -189,8 +189,8 @@ def test_spread_scores(benchmark, form):
     """The best of 130,000 nodes for one pod, in three zones."""
     benchmark.group = "the best of 130,000 nodes"
     cell = (np.arange(130_000) % 3).astype(np.int32)
-    total, nodes = cell * 7 % 100, np.ones(len(cell), np.uint8)
-    benchmark(form.best_nodes, total.astype(np.int64), nodes, cell, np.array([100, 50, 80]))
+    total, nodes = (cell * 7 % 100).astype(np.int16), np.ones(len(cell), np.uint8)
+    benchmark(form.best_nodes, total, nodes, cell, np.array([100, 50, 80], np.int16))
 
 
 def test_memory(benchmark, million, capsys):

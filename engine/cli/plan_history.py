@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -140,6 +141,8 @@ def _from_server(options: dict[str, Any], step: int, faults: FaultLog) -> Histor
     budget = ReadingBudget(
         options["max_samples"], options["max_series"], _seconds(options["max_time"], "--max-time")
     )
+    if math.isnan(options["days"]):
+        raise InvalidInput("expected a number, got nan", subject="--days")
     times = aligned(_moment(options["until"]), options["days"], step)
     shown = not options["quiet"] and sys.stderr.isatty()
     with progress(f"reading {server.address}", 1.0, shown=shown, unit="questions") as done:

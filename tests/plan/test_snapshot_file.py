@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.api.errors import InvalidInput, Refused
 from engine.plan import Snapshot, SnapshotFile, load_snapshot, synthesize
@@ -19,7 +21,8 @@ from engine.plan.on_dask import pack, unpack
 from engine.plan.questions.image_gc import ImageGCParameters
 from engine.plan.questions.preempt import PreemptParameters
 from engine.plan.snapshot.columnar_file import TABLES, node_ranges, write_snapshot, write_stream
-from engine.plan.snapshot.lazy_table import coded, filled, rows_with, whole
+from engine.plan.snapshot.distinct import distinct
+from engine.plan.snapshot.lazy_table import LazyTable, coded, filled, rows_with, whole
 
 
 def same(a: Snapshot, b: Snapshot) -> None:
@@ -168,7 +171,7 @@ def test_a_broken_file_is_reported(cluster_file, tmp_path, change, words):
 def test_a_truncated_file_is_reported(cluster_file, tmp_path):
     path = tmp_path / "cut.kes"
     path.write_bytes(cluster_file.read_bytes()[:-1000])
-    with pytest.raises(InvalidInput, match="not a readable snapshot"):
+    with pytest.raises(InvalidInput, match="begins as one, but its end is missing"):
         SnapshotFile(path)
 
 
@@ -233,3 +236,29 @@ def test_columns_are_numbered_part_by_part(tmp_path: Path, monkeypatch: pytest.M
             assert len(set(texts)) == len(texts)
     assert filled(read, "claims") == {row: text for row, text in enumerate(claims) if text}
     assert filled(read, "nothing") == {}
+
+
+def test_parts_may_have_other_dictionaries_or_the_same() -> None:
+    """Number texts of parts whose dictionaries are equal, in another order, larger, or with a text twice."""
+    dictionaries = [["a", "b"], ["a", "b"], ["b", "a"], ["c", "a", "c"], ["c", "a", "c"], []]
+    codes: list[list[int]] = [[0, 1, 0], [1], [0, 0, 1], [2, 1, 0], [0], []]
+    arrays = [
+        pa.DictionaryArray.from_arrays(pa.array(own, pa.int32()), pa.array(texts, pa.string()))
+        for own, texts in zip(codes, dictionaries, strict=True)
+    ]
+    parts = [pa.chunked_array([array]) for array in arrays]
+    whole = [text for part in parts for text in part.to_pylist()]
+    table = LazyTable(
+        ["text"], lambda names: pa.table({}), lambda: len(whole), parts=lambda name: iter(parts)
+    )
+    texts, found = table.coded("text")
+    assert [texts[code] for code in found] == whole
+    assert texts == ["a", "b", "c"]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), max_size=30))
+def test_distinct_values_are_numbered_as_by_numpy(values: list[int]) -> None:
+    column = np.array(values, np.int64)
+    expected = np.unique(column, return_inverse=True)
+    for one, other in zip(distinct(column), expected, strict=True):
+        assert one.tolist() == other.tolist()

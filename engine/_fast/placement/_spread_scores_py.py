@@ -23,12 +23,19 @@ def seen_cells(cell: NDArray[np.int32], nodes: NDArray[np.uint8], cells: int) ->
 
 
 def best_nodes(
-    total: NDArray[np.int64], nodes: NDArray[np.uint8], cell: NDArray[np.int32], score: NDArray[np.int64]
+    total: NDArray[np.int16],
+    nodes: NDArray[np.uint8],
+    cell: NDArray[np.int32] | None,
+    score: NDArray[np.int16] | None,
 ) -> NDArray[np.int64]:
     """Return those of the `nodes`, uint8[all nodes], whose `total` plus the `score` of their cell is highest,
-    in ascending order.
+    in ascending order. Without cells the total alone counts.
+
+    A sum must be above -32,768 and below 32,768: the scheduler's scores add up to a few thousand at most.
     """
     there = np.flatnonzero(nodes)
-    sums = total[there] + score[cell[there]]
+    sums = total[there]
+    if cell is not None and score is not None:
+        sums = sums + score[cell[there]]
     found: NDArray[np.int64] = there[sums == sums.max()] if len(there) else there
     return found

@@ -26,6 +26,7 @@ from engine.eviction.pressure import PressureTracker
 from engine.eviction.signals import Observations, SignalObservation
 from engine.eviction.thresholds import Threshold
 from engine.plan.eviction.pods_in_order import PodsInOrder
+from engine.plan.snapshot.distinct import distinct
 
 LOOK_INTERVAL: Final = float(EvictionSection().interval)
 """Seconds between the agent's passes."""
@@ -161,7 +162,7 @@ class EvictionCourses:
 
     def _apart(self, nodes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Group nodes by the thresholds that they meet."""
-        met, which = np.unique(self._met(nodes), return_inverse=True)
+        met, which = distinct(self._met(nodes))
         return [nodes[which == number] for number in range(len(met))]
 
     def _follow(self, alike: _Alike) -> None:
@@ -285,7 +286,7 @@ class EvictionCourses:
 
 def limits(threshold: Threshold, capacity: Amounts, *, reclaimed: bool = False) -> Amounts:
     """Compute `Threshold.limit` of many capacities; amounts beyond 64 bits are clamped."""
-    sizes, which = np.unique(capacity, return_inverse=True)
+    sizes, which = distinct(capacity)
     found = [threshold.limit(size, reclaimed=reclaimed) for size in sizes.tolist()]
     return np.array([min(max(amount, -(2**63)), 2**63 - 1) for amount in found], np.int64)[which]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine.plan.snapshot.columns import Snapshot
 from engine.tables import CRITICAL, MIRROR, STATIC
-from engine.tables.eviction import Ranked, eviction_order
+from engine.tables.eviction import Ranked, Standing, standing_order
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,14 @@ class PodsInOrder:
 
 
 class NodesPods:
-    """Hold the pods of some nodes of a snapshot, as eviction takes them."""
+    """Hold the pods of some nodes of a snapshot, as eviction takes them.
+
+    Few nodes are short of anything: the requests of their pods are read, not the tables of all pods.
+    """
 
     def __init__(self, snapshot: Snapshot, nodes: NDArray[np.int64], ranked: Ranked) -> None:
-        self._columns, self._node_of = snapshot.tables.columns, snapshot.column("node")
+        self._snapshot, self._node_of = snapshot, snapshot.column("node")
+        self._template, self._flags = snapshot.column("template"), snapshot.column("flags")
         self._offsets = snapshot.offsets[nodes]
         self._counts = snapshot.offsets[nodes + 1] - self._offsets
         self._nodes, self._ranked = nodes, ranked
@@ -93,12 +97,23 @@ class NodesPods:
         counts[which] = self._counts[which]
         ends = counts.cumsum()
         rows = np.repeat(self._offsets - (ends - counts), counts) + np.arange(int(counts.sum()))
-        ranked = eviction_order(
-            self._columns, rows.astype(np.int32), self._ranked, usage[0][rows], usage[1][rows]
-        )
-        ranked = ranked[self._columns.flags[ranked] & (STATIC | MIRROR | CRITICAL) == 0].astype(np.int64)
+        order = np.asarray(standing_order(self._standing(rows), self._ranked, usage[0][rows], usage[1][rows]))
+        ranked = rows.take(order)
+        flags = self._flags[ranked] | self._snapshot.templates["flags"].to_numpy()[self._template[ranked]]
+        ranked = ranked[flags & (STATIC | MIRROR | CRITICAL) == 0]
         place = np.searchsorted(self._nodes, self._node_of[ranked])
         bits = len(ranked).bit_length()
         sorted_places = np.sort(place << bits | np.arange(len(ranked)))
         pods = ranked[sorted_places & ((1 << bits) - 1)]
         return PodsInOrder(pods, np.bincount(place, minlength=len(counts)))
+
+    def _standing(self, rows: NDArray[np.int64]) -> Standing:
+        """Return the standing of pods, int64[n] rows, in their order."""
+        name = "memory" if self._ranked == "memory" else "ephemeral-storage"
+        templates, template = self._snapshot.templates, self._template[rows]
+        fraction = templates[f"fraction/{name}"].to_numpy()[template]
+        return Standing(
+            self._snapshot.column("priority")[rows],
+            templates[f"ranking/{name}"].to_numpy()[template],
+            fraction.astype(np.int32) if fraction.any() else None,
+        )

@@ -19,12 +19,15 @@ from engine.api.errors import InvalidInput
 from engine.host.files import replacing_file
 from engine.plan.history.codes import Codes
 from engine.plan.history.history import BLOCK, INDEX, History, Times
+from engine.plan.snapshot.columnar_file import is_snapshot_file
 
 FORMAT: Final = "kubengine-history"
 FORMAT_VERSION: Final = 1
 SUFFIX: Final = ".arrow"
 MOST_MOMENTS: Final = 200_000
 _METADATA: Final = b"kubengine.history"
+_MAGIC: Final = b"ARROW1"
+"""The first and the last bytes of an Arrow IPC file."""
 
 
 class _Manifest(msgspec.Struct, rename="camel"):
@@ -69,7 +72,7 @@ def read_history(path: Path) -> History:
             "there is no such file; `kubengine plan history` writes one", subject=str(path)
         ) from None
     except (OSError, KeyError, ValueError, pa.ArrowException, msgspec.MsgspecError) as error:
-        text = " ".join(str(error).split())[:200]
+        text = _what_it_is(path) or " ".join(str(error).split())[:200]
         raise InvalidInput(f"not a readable history: {text}", subject=str(path)) from None
     except InvalidInput as error:
         raise InvalidInput(error.message, subject=str(path)) from None
@@ -100,3 +103,17 @@ def _codes(batch: pa.RecordBatch, count: int) -> Codes:
         raise InvalidInput(f"values: expected lists of {count} codes")
     codes: Codes = column.flatten().to_numpy().reshape(len(batch), count)
     return codes
+
+
+def _what_it_is(path: Path) -> str:
+    """Say what a file is that Arrow cannot read as a history, if its first and last bytes tell it."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(_MAGIC))
+            file.seek(max(path.stat().st_size - len(_MAGIC), 0))
+            end = file.read()
+    except OSError:
+        return ""
+    if begin == _MAGIC:
+        return "it begins as one, but its end is missing or damaged" if end != _MAGIC else ""
+    return "it is a snapshot" if is_snapshot_file(str(path)) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import math
+import re
 import ssl
 import time
 import zlib
@@ -61,6 +62,8 @@ class _Fault(msgspec.Struct):
     error: str = ""
 
 
+# Older releases of VictoriaMetrics begin a refusal with the whole request.
+_OWN_REQUEST = re.compile(r'^remoteAddr: "[^"]*"; requestURI: \S*; ')
 # Values are numbers in strings; with strict=False they become floats while they are decoded.
 _answers = msgspec.json.Decoder(_Answer, strict=False)
 _faults = msgspec.json.Decoder(_Fault)
@@ -179,7 +182,8 @@ class Prometheus:
             said = _faults.decode(data).error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError, EOFError, zlib.error):
             said = ""
-        said = said or data[:200].decode(errors="replace").strip() or str(error.reason)
+        text = _OWN_REQUEST.sub("", data.decode(errors="replace"))
+        said = said or text[:200].strip() or str(error.reason)
         if error.code in CREDENTIALS:
             return Refused(
                 f"{error.code} {error.reason}: {said}; give --bearer-token-file, or --username and "

@@ -2,7 +2,8 @@
 
 In a round every pod whose budget allows it is evicted. Then the scheduler places the replacements, the
 highest priority first. A pod that fits nowhere preempts pods of lower priority, whose replacements then join
-the queue. In the next round the pods that have a node count as healthy again.
+the queue. What a preemption frees beyond that is offered to the pods that found no node before. In the next
+round the pods that have a node count as healthy again.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ class DrainSimulation:
         self._snapshot, self._scheduler = snapshot, scheduler
         self._preemptor = Preemptor(snapshot, scheduler) if preempts else None
         self._priority = snapshot.column("priority")
-        self._node = snapshot.column("node").astype(np.int64)
+        self._node = snapshot.column("node").copy()
         self._result = DrainResult()
         self._requests: dict[int, NDArray[np.int64]] = {}
         self._sources: dict[int, int] = {}
         self._budgets = EvictionBudgets(Budgets(snapshot), np.zeros(0, np.int64))
+        self._has_preempted = False
 
     def run(self, pods: NDArray[np.int64]) -> DrainResult:
         """Evict and schedule `pods`, int64[n] rows, in this order as far as budgets and priorities allow."""
@@ -99,13 +101,19 @@ class DrainSimulation:
         arrivals = len(queue)
         while queue:
             row = heapq.heappop(queue)[2]
-            for victim in self._schedule(row):
-                heapq.heappush(queue, (-int(self._priority[victim]), arrivals, victim))
+            again = list(self._schedule(row))
+            if not queue and not again and self._has_preempted:
+                # As in the scheduler, a pod that goes is a reason to try the pods that found no node again.
+                self._has_preempted = False
+                again = [one for one in self._result.unplaced if not self._bound[one]]
+            for one in again:
+                heapq.heappush(queue, (-int(self._priority[one]), arrivals, one))
                 arrivals += 1
 
     def _schedule(self, row: int) -> tuple[int, ...]:
         """Schedule one pod, with preemption if it fits nowhere; return the victims that get replacements."""
         result, scheduler, request = self._result, self._scheduler, self._requests[row]
+        result.unplaced.pop(row, None)
         victims: tuple[int, ...] = ()
         equal = 0
         try:
@@ -130,6 +138,7 @@ class DrainSimulation:
 
     def _preempt(self, node: int, victims: tuple[int, ...]) -> None:
         """Remove victims from a node; those that belong to it alone stay without a node."""
+        self._has_preempted = True
         for victim, request in zip(
             victims, request_matrix(self._snapshot, np.array(victims, np.int64)), strict=True
         ):

@@ -66,6 +66,7 @@ class SchedulerFilters:
         self._template: NDArray[np.int32] = snapshot.pods["template"].to_numpy()
         self._pods: dict[int, Pod] = {}
         self._selected: dict[int, tuple[Nodes, Nodes]] = {}
+        self._unchanging: dict[int, Nodes] = {}
         self._reach: dict[str, Nodes] = {}
         self._ports: dict[int, UsedPorts] | None = None
         self._claim_names = filled(snapshot.pods, "claims")
@@ -100,6 +101,7 @@ class SchedulerFilters:
 
     def filter(self, row: int) -> Iterator[FilterResult]:
         """Yield for every filter the reason why it excludes nodes, and bool[nodes]: the nodes that pass it.
+        A filter that excludes no node may be left out.
 
         The pod itself must be on no node. Raise `Undecidable`.
         """
@@ -107,6 +109,22 @@ class SchedulerFilters:
         yield "not ready or unknown", self._ready
         yield "a taint", tolerated
         yield "node selector or affinity", affine
+        yield from self._filter_by_pods(row)
+
+    def allowed(self, row: int, among: Nodes) -> Nodes:
+        """Return bool[nodes]: the nodes `among` these that pass every filter. Raise `Undecidable`."""
+        template = int(self._template[row])
+        if template not in self._unchanging:
+            tolerated, affine = self.selected_nodes(row)
+            self._unchanging[template] = self._ready & tolerated & affine
+        found: Nodes = self._unchanging[template] & among
+        for _, nodes in self._filter_by_pods(row):
+            found &= nodes
+        return found
+
+    def _filter_by_pods(self, row: int) -> Iterator[FilterResult]:
+        """Apply the filters that depend on where other pods are, in the order of `filter`."""
+        tolerated, affine = self.selected_nodes(row)
         if row in self._claim_names:
             yield from self._filter_volumes(row)
         pod = self.pod(row)

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from engine._fast.placement.node_images import count_images, note_sizes, rows_on_nodes
 from engine.api.errors import InvalidInput
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.lazy_table import coded, parts_of
@@ -34,12 +35,15 @@ class ImageSizes:
 
     def sizes_on_nodes(self, name: str) -> Values:
         """Return int64[nodes]: the bytes of the image with this name, -1 on nodes without it."""
-        codes = self._codes_of_name.get(name, [])
-        # `isin` sorts the whole column; nearly every name has one code.
-        rows = np.flatnonzero(self._codes == codes[0] if len(codes) == 1 else np.isin(self._codes, codes))
         found = np.full(self._nodes, -1, np.int64)
-        nodes = np.searchsorted(self._offsets, rows, "right") - 1
-        by_code = self._size_by_code
+        codes = self._codes_of_name.get(name)
+        if codes is None:
+            return found
+        wanted = np.zeros(self._count, np.uint8)
+        wanted[codes] = 1
+        rows = rows_on_nodes(self._codes, self._offsets, wanted)
+        nodes = np.flatnonzero(rows >= 0)
+        rows, by_code = rows[nodes], self._size_by_code
         found[nodes] = (
             self._images["size"].to_numpy()[rows] if by_code is None else by_code[self._codes[rows]]
         )
@@ -53,10 +57,9 @@ class ImageSizes:
         counts, last = np.zeros(self._nodes, np.int64), 0
         for part in parts_of(self._images, "node"):
             node = part.to_numpy()
-            if len(node) and node[0] < last:
+            if not count_images(node, counts) or (len(node) and node[0] < last):
                 raise InvalidInput("images.node: not in the order of nodes")
             last = node[-1] if len(node) else last
-            counts += np.bincount(node, minlength=self._nodes)
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     @cached_property
@@ -64,11 +67,7 @@ class ImageSizes:
         """Return int64[codes]: the bytes of the images with a code; None if two of them differ in size."""
         found, start = np.full(self._count, -1, np.int64), 0
         for part in parts_of(self._images, "size"):
-            sizes, codes = part.to_numpy(), self._codes[start : start + len(part)]
-            known = found[codes]
-            found[codes] = sizes
-            # The second test finds sizes that differ within this part: the last one has won.
-            if ((known != sizes) & (known != -1)).any() or (found[codes] != sizes).any():
+            if not note_sizes(self._codes[start : start + len(part)], part.to_numpy(), found):
                 return None
             start += len(part)
         return found

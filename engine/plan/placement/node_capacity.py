@@ -79,9 +79,13 @@ class NodeCapacity:
         """Add the request of a pod to a node, or remove it with `sign` -1."""
         self.free[:, node] -= sign * request
         self.slots[node] -= sign
-        # One node has changed: to correct the cached nodes costs less than to compute them again.
+        # One node has changed: to correct the cached nodes costs less than to compute them again, and with
+        # so few amounts Python is faster than NumPy.
+        free, slot = self.free[:, node].tolist(), self.slots[node] > 0
         for cached, fits in self._fitting.values():
-            fits[node] = self.slots[node] > 0 and bool((self.free[:, node] >= cached)[cached > 0].all())
+            fits[node] = slot and all(
+                left >= asked for left, asked in zip(free, cached.tolist(), strict=True) if asked
+            )
 
 
 @once_per_snapshot

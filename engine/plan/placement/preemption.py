@@ -39,12 +39,12 @@ class Preemptor:
         self._priority: NDArray[np.int32] = snapshot.pods["priority"].to_numpy()
 
     def find(
-        self, row: int, request: NDArray[np.int64], node_of_pod: NDArray[np.int64]
+        self, row: int, request: NDArray[np.int64], node_of_pod: NDArray[np.int32]
     ) -> SchedulerPreemption | None:
         """Return the preemption that costs least for a pod; None if evicting all pods of lower priority does
         not help, or its class forbids preemption.
 
-        `request` is int64[resources], `node_of_pod` int64[placed] the current node of each pod. Raise
+        `request` is int64[resources], `node_of_pod` int32[placed] the current node of each pod. Raise
         `Undecidable`.
         """
         priority = int(self._priority[row])
@@ -62,9 +62,9 @@ class Preemptor:
         _, node, victims = min(candidates, key=lambda one: (one[0], one[1]))
         return SchedulerPreemption(node, tuple(victims))
 
-    def _candidate_nodes(self, request: NDArray[np.int64], lower: NDArray[np.int64]) -> list[int]:
+    def _candidate_nodes(self, request: NDArray[np.int64], lower: NDArray[np.int32]) -> list[int]:
         """Return the first nodes that have the amounts once all pods of lower priority are gone; `lower` is
-        int64[placed]: the node of each such pod, -1 for other pods.
+        int32[placed]: the node of each such pod, -1 for other pods.
         """
         capacity, rows = self._scheduler.capacity, np.flatnonzero(lower != NO_NODE)
         counts = np.bincount(lower[rows], minlength=self._snapshot.node_count)

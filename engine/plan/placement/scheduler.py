@@ -65,10 +65,7 @@ class PodScheduler:
             # Off its node first: its own host ports, volumes and labels must not exclude the pod.
             filters.remove_pod(row)
             try:
-                allowed = capacity.open.copy()
-                for _, nodes in filters.filter(row):
-                    allowed &= nodes
-                found = self._select(row, request, allowed)
+                found = self._select(row, request, filters.allowed(row, capacity.open))
                 if found.node == NO_NODE:
                     return ScheduleResult(NO_NODE, self._unschedulable(request, row))
             finally:

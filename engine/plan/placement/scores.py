@@ -53,11 +53,13 @@ MAX_IMAGE_SIZE: Final = 1000 * 2**20
 """Bytes of images at which ImageLocality gives 0, and bytes per container at which it gives 100."""
 
 Values = NDArray[np.int64]
+Scores = NDArray[np.int16]
+"""Scores of nodes: a few hundred in sum. Narrow ones are compared several at once."""
 
 
 @dataclass
 class _TemplateScores:
-    """Hold what the pods of a template share, int64[nodes] each.
+    """Hold what the pods of a template share, for each node.
 
     `images` is ImageLocality, and `fixed` that plus the scores by amounts. `intolerable_taints` and
     `preferred` are raw values of TaintToleration and NodeAffinity, which are normalized among the nodes that
@@ -66,7 +68,7 @@ class _TemplateScores:
 
     request: Values
     images: Values
-    fixed: Values
+    fixed: Scores
     intolerable_taints: Values | None
     preferred: Values | None
 
@@ -118,7 +120,7 @@ class NodeScores:
         if found is None:
             pod = self._filters.pod(row)
             images = self._image_locality(pod)
-            fixed = images + self._by_amounts(template, request)
+            fixed = (images + self._by_amounts(template, request)).astype(np.int16)
             taints, preferred = self._intolerable_taints(pod), self._preferred_nodes(pod)
             found = _TemplateScores(
                 request,
@@ -178,8 +180,8 @@ class NodeScores:
             found += term.weight * self._filters.nodes.selected(selector)
         return found
 
-    def _inter_pod_affinity(self, row: int, pod: Pod, nodes: Nodes) -> Values | None:
-        """Return int64[nodes]: InterPodAffinity, normalized to 0 to 100 among `nodes`; None if all are equal.
+    def _inter_pod_affinity(self, row: int, pod: Pod, nodes: Nodes) -> Scores | None:
+        """Return int16[nodes]: InterPodAffinity, normalized to 0 to 100 among `nodes`; None if all are equal.
 
         It counts the preferred terms of the pod, the preferred terms of other pods that match it, and the
         required affinity of other pods that match it.
@@ -214,7 +216,7 @@ class NodeScores:
                 sums += weight * self._count_in_domain(term.topology_key, pods)
         among = sums[nodes]
         low, span = int(among.min()), int(among.max() - among.min())
-        return (MAX_NODE_SCORE * ((sums - low) / span)).astype(np.int64) if span else None
+        return (MAX_NODE_SCORE * ((sums - low) / span)).astype(np.int16) if span else None
 
     def _count_in_domain(self, key: str, pods: PodRows) -> Values:
         """Return int64[nodes]: how many of some pods are in the domain of each node; 0 without the label."""
@@ -282,8 +284,11 @@ def non_zero_excess(snapshot: Snapshot) -> Values:
         [snapshot.templates[f"request/{name}"].to_numpy() for name in NON_ZERO_REQUESTS], axis=1
     )
     specs = snapshot.templates["spec"].to_pylist()
-    for number in np.flatnonzero(np.bincount(template)).tolist():
-        excess[number] = _non_zero(specs[number], requests[number]) - requests[number]
+    used = np.zeros(len(specs), bool)
+    used[template] = True
+    for number in np.flatnonzero(used).tolist():
+        if _lacks_requests(specs[number]):
+            excess[number] = _with_assumed(specs[number]) - requests[number]
     return sums_on_nodes(template, snapshot.offsets, excess)
 
 
@@ -294,8 +299,11 @@ def non_zero_requests(snapshot: Snapshot, template: int) -> Values:
 
 
 def _non_zero(spec: str, requests: Values) -> Values:
-    if not _lacks_requests(spec):
-        return requests
+    return _with_assumed(spec) if _lacks_requests(spec) else requests
+
+
+def _with_assumed(spec: str) -> Values:
+    """Return int64[2]: the requests of a template, with the assumed ones."""
     pod = decoded_spec(spec)
     _add_non_zero_requests(pod)
     found = pod_requests(pod)
@@ -355,7 +363,10 @@ def _weighted(side: PodAffinity | None) -> Iterator[WeightedPodAffinityTerm]:
     yield from (side.preferred_during_scheduling_ignored_during_execution if side is not None else None) or ()
 
 
-def _normalized(values: Values, nodes: Nodes) -> Values:
-    """Return int64[nodes]: `values` scaled so that the greatest one among `nodes`, bool[nodes], is 100."""
+def _normalized(values: Values, nodes: Nodes) -> Scores:
+    """Return int16[nodes]: `values` scaled so that the greatest one among `nodes`, bool[nodes], is 100; other
+    nodes get 100 at most.
+    """
     most = int(values.max(initial=0, where=nodes))
-    return MAX_NODE_SCORE * values // most if most else values
+    scaled = MAX_NODE_SCORE * values // most if most else values
+    return scaled.clip(-MAX_NODE_SCORE, MAX_NODE_SCORE).astype(np.int16)

@@ -20,8 +20,9 @@ from engine.api.scheduling import TopologySpreadConstraint
 from engine.plan.placement.filters import SchedulerFilters
 from engine.plan.placement.topology import PodRows, spread_selector
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.distinct import numbered
 from engine.plan.snapshot.lazy_table import coded
-from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes, numbered
+from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 
 MAX_NODE_SCORE: Final = 100
 WEIGHT: Final = 2
@@ -70,15 +71,14 @@ class SpreadScores:
         self._owners, self._owner_code = coded(snapshot.pods, "owner")
         self._pods_of_owner: dict[tuple[int, str], PodRows] = {}
         self._cells: dict[tuple[bool, tuple[str, ...]], _Cells] = {}
-        self._one_cell = np.zeros(snapshot.node_count, np.int32), np.zeros(1, np.int64)
 
-    def best(self, total: Values, row: int, pod: Pod, nodes: Nodes) -> Values:
-        """Return the nodes, among `nodes`, bool[nodes], whose `total`, int64[nodes], plus PodTopologySpread
+    def best(self, total: NDArray[np.int16], row: int, pod: Pod, nodes: Nodes) -> Values:
+        """Return the nodes, among `nodes`, bool[nodes], whose `total`, int16[nodes], plus PodTopologySpread
         is highest, in ascending order.
         """
         constraints = self._soft_constraints(row, pod)
         if not constraints:
-            return best_nodes(total, nodes.view(np.uint8), *self._one_cell)
+            return best_nodes(total, nodes.view(np.uint8), None, None)
         cells = self._cells_of(constraints)
         nodes_of_pods = [
             self._filters.topology.nodes_of(one.pods) for one in constraints if one.key == HOSTNAME
@@ -109,8 +109,9 @@ class SpreadScores:
         base_cell: NDArray[np.int64],
         present: NDArray[np.bool_],
         on_host: NDArray[np.float64],
-    ) -> Values:
-        """Return int64[n]: the weighted score of each of n cells, those of `cells` and those of single nodes.
+    ) -> NDArray[np.int16]:
+        """Return int16[n]: the weighted score of each of n cells, those of `cells` and those of single nodes;
+        0 for a cell that is not present.
 
         `base_cell`, int64[n], is the cell of `cells` with the same domains. `present`, bool[n], are the cells
         with nodes to choose from. `on_host`, float64[n], is the weighted number of matching pods by host
@@ -130,7 +131,7 @@ class SpreadScores:
             counts += np.append(in_domain * weight + one.max_skew - 1, 0.0)[domain]
         rounded = counts.astype(np.int64)
         if not present.any():
-            return np.zeros(len(base_cell), np.int64)
+            return np.zeros(len(base_cell), np.int16)
         low, most = int(rounded[present].min()), int(rounded[present].max())
         # Few matching pods are good, so the normalization of the plugin is turned around.
         scores = (
@@ -138,7 +139,7 @@ class SpreadScores:
             if most
             else np.full(len(base_cell), MAX_NODE_SCORE)
         )
-        weighted: Values = WEIGHT * np.where(cells.keyed[base_cell], scores, 0)
+        weighted: NDArray[np.int16] = (WEIGHT * np.where(present, scores, 0)).astype(np.int16)
         return weighted
 
     def _soft_constraints(self, row: int, pod: Pod) -> list[_SoftConstraint]:

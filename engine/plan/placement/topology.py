@@ -56,9 +56,9 @@ class PodTopology:
         self._snapshot = snapshot
         pods = snapshot.pods
         # Reading the column of nodes and copying it would touch twice as much memory.
-        self._node: NDArray[np.int32] = np.full(pods.num_rows, NO_NODE, np.int32)
-        self._node[: snapshot.placed] = np.repeat(
-            np.arange(snapshot.node_count, dtype=np.int32), np.diff(snapshot.offsets)
+        nodes, placed = np.arange(snapshot.node_count, dtype=np.int32), snapshot.offsets[-1]
+        self._node: NDArray[np.int32] = np.repeat(
+            np.append(nodes, np.int32(NO_NODE)), np.append(np.diff(snapshot.offsets), pods.num_rows - placed)
         )
         self._template: NDArray[np.int32] = pods["template"].to_numpy()
         labels, self._label_code = coded(pods, "labels")
@@ -124,7 +124,9 @@ class PodTopology:
         rules = self._rules_of(int(self._template[row]))
         own = (self.namespace_of(row),)
         labels = self.labels_of(row)
-        yield "anti-affinity of a pod on the node", ~self._repelled(own[0], labels)
+        repelled = self._repelled(own[0], labels)
+        if repelled is not None:
+            yield "anti-affinity of a pod on the node", ~repelled
         if rules.anti_affinity:
             near = np.zeros(self._snapshot.node_count, bool)
             for term in rules.anti_affinity:
@@ -167,11 +169,11 @@ class PodTopology:
             near = near & self._domains_with(term.topology_key, matching)
         return near
 
-    def _repelled(self, namespace: str, labels: Mapping[str, str]) -> Nodes:
+    def _repelled(self, namespace: str, labels: Mapping[str, str]) -> Nodes | None:
         """Return bool[nodes]: the nodes in a domain with a pod whose required anti-affinity matches a pod
-        with this namespace and these labels.
+        with this namespace and these labels; None if no anti-affinity matches it.
         """
-        near = np.zeros(self._snapshot.node_count, bool)
+        near: Nodes | None = None
         for template in self._repelling:
             for term in self._rules_of(template).anti_affinity:
                 if not selects_labels(term.label_selector, labels):
@@ -183,7 +185,8 @@ class PodTopology:
                     if namespaces:
                         continue
                     pods = self.in_namespaces(pods, (namespace,))
-                near |= self._domains_with(term.topology_key, pods)
+                domains = self._domains_with(term.topology_key, pods)
+                near = domains if near is None else near | domains
         return near
 
     def _within_skew(

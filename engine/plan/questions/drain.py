@@ -122,16 +122,17 @@ def _evictable(
 ) -> NDArray[np.int64]:
     """Return the pods that are evicted and created again; add rows for the other `candidates`."""
     node, flags = snapshot.column("node"), snapshot.column("flags")
-    daemons, uncontrolled = of_daemon_sets(snapshot), without_controller(snapshot)
+    daemons, uncontrolled = of_daemon_sets(snapshot, candidates), without_controller(snapshot, candidates)
     evictable = []
-    for row in candidates.tolist():
+    for place, row in enumerate(candidates.tolist()):
         source, label = int(node[row]), snapshot.pod_label(row)
         # A static pod's mirror is owned by its Node.
-        if daemons[row] or flags[row] & (STATIC | MIRROR):
-            rows.add(source, "stays", label, "a daemon's pod" if daemons[row] else "a static pod", 1, "pods")
-        elif known and uncontrolled[row] and parameters.force:
+        if daemons[place] or flags[row] & (STATIC | MIRROR):
+            why = "a daemon's pod" if daemons[place] else "a static pod"
+            rows.add(source, "stays", label, why, 1, "pods")
+        elif known and uncontrolled[place] and parameters.force:
             rows.add(source, "lost", label, "has no controller that would create it again", 1, "pods")
-        elif known and uncontrolled[row]:
+        elif known and uncontrolled[place]:
             rows.add(source, "remains", label, SINGLE, 1, "pods")
             drained[source].obstacles["without a controller"] += 1
         else:

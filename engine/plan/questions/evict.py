@@ -188,7 +188,7 @@ class _SimulatedNodes:
         max_evictions: int,
     ) -> None:
         self._rows, self._nodes, self._unit = rows, nodes, kind.unit
-        self._columns = snapshot.tables.columns
+        self._priority, self._qos = snapshot.column("priority"), snapshot.column("qos")
         self._signals = [store.signals for store in stores]
         places, distances = nearest(rules.thresholds, stores)
         above = [f"{threshold.signal} is above {threshold.value}" for threshold in rules.thresholds]
@@ -230,8 +230,8 @@ class _SimulatedNodes:
         for step in course.steps:
             if isinstance(step, Evictions):
                 evicted += len(step.pods)
-                priority = self._columns.priority[step.pods].astype(np.int64)
-                keys = priority << 3 | self._columns.qos[step.pods] << 1 | step.known
+                priority = self._priority[step.pods].astype(np.int64)
+                keys = priority << 3 | self._qos[step.pods] << 1 | step.known
                 rows.add_pods(node, "evict", AnswerPodRows(step.pods, keys, step.freed), unit)
             elif step.decision == "waits":
                 reason = f"{step.threshold.signal} below {step.threshold.value}"

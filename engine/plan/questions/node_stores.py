@@ -31,6 +31,7 @@ from engine.plan.answers.answer import Rows
 from engine.plan.eviction.eviction_course import NodeStore, Usage
 from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.distinct import distinct, numbered
 from engine.plan.snapshot.schema import MAX_AMOUNT
 from engine.tables.eviction import Ranked
 
@@ -165,7 +166,7 @@ class NodeStores:
                 readable |= (of_layout & column.readable).astype(np.int64) << place
         # One number per node: the configuration, the layout, and four bits for the readable stores.
         code = (self._configurations.codes.astype(np.int64) << 8 | self._layout << 4) | readable
-        found, which = np.unique(code, return_inverse=True)
+        found, which = distinct(code)
         for number, key in enumerate(found.tolist()):
             places = [place for place in range(4) if key >> place & 1]
             yield np.flatnonzero(which == number), LAYOUTS[key >> 4 & 3], places
@@ -250,12 +251,9 @@ class NodeStores:
         """Return int64[n]: the memory limit of the cgroup of all pods on each of these nodes, in bytes, by
         its configuration; -1 if the node's memory is unknown or the cgroup has no limit.
         """
-        pairs = np.stack([self._configurations.codes[nodes], self._memory[nodes]])
-        distinct, first, which = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
-        limits = [
-            self._allocatable_limit(int(nodes[at]), memory)
-            for at, memory in zip(first.tolist(), distinct[1].tolist(), strict=True)
-        ]
+        sizes, of_node = numbered(self._memory[nodes])
+        first, which = numbered(self._configurations.codes[nodes].astype(np.int64) * len(sizes) + of_node)
+        limits = [self._allocatable_limit(node, int(self._memory[node])) for node in nodes[first].tolist()]
         return np.array(limits, np.int64)[which]
 
     def _allocatable_limit(self, node: int, memory: int) -> int:

@@ -259,6 +259,6 @@ def _node_groups(snapshot: Snapshot, label: str) -> list[NodeGroup]:
 def _daemon_requests(snapshot: Snapshot, node: int) -> dict[str, int]:
     """Return the sums of the requests of the daemon pods of a node, and their number as `pods`."""
     first, last = int(snapshot.offsets[node]), int(snapshot.offsets[node + 1])
-    rows = first + np.flatnonzero(of_daemon_sets(snapshot)[first:last])
+    rows = first + np.flatnonzero(of_daemon_sets(snapshot, slice(first, last)))
     sums = request_matrix(snapshot, rows).sum(axis=0)
     return dict(zip(snapshot.resources.names, sums.tolist(), strict=True)) | {"pods": len(rows)}

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import Raw
 from numpy.typing import NDArray
 
+from engine.api.encoding.json_text import encode_json
 from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
 from engine.plan.reading.documents import (
     EMPTY,
@@ -26,6 +28,7 @@ from engine.plan.snapshot.inline_volumes import inline_names
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, MIRROR, PROTECTED, QOS_CODES, STATIC
 
 _labels = msgspec.json.Decoder(dict[str, str] | None)
+_parts = msgspec.json.Decoder(dict[str, Raw] | None)
 _CHUNK = 65_536
 _SPEC_QOS = 255
 _NO_ANNOTATIONS = Annotations()
@@ -80,9 +83,8 @@ class PodRows:
             qos = found
         created, labels = _created(meta.creation_timestamp), self._label_text(bytes(meta.labels))
         owner = _controller(meta.owner_references) if meta.owner_references else ""
-        if owner.startswith("DaemonSet/"):
-            # The daemon controller pins each pod to its node, which would make a template for each node.
-            spec.affinity = EMPTY
+        if owner.startswith("DaemonSet/") and spec.node_name:
+            spec.affinity = _unpinned(spec.affinity)
         template = self._templates.number(spec)
         node_name = spec.node_name
         node = -1
@@ -178,6 +180,21 @@ class PodRows:
                 repeated.append(row)
             seen.add(key)
         return repeated
+
+
+def _unpinned(affinity: Raw) -> Raw:
+    """Return the affinity of a daemon's pod without its node affinity: the controller pins each pod to its
+    node, which would make a template for each node.
+    """
+    if not bytes(affinity):
+        return affinity
+    try:
+        parts = _parts.decode(affinity) or {}
+    except (msgspec.DecodeError, RecursionError):
+        # The decoder of the whole spec names the field.
+        return affinity
+    parts.pop("nodeAffinity", None)
+    return Raw(encode_json(parts)) if parts else EMPTY
 
 
 def _created(moment: datetime | None) -> float:

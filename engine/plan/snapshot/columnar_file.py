@@ -146,6 +146,9 @@ class SnapshotFile:
             raise InvalidInput(text, subject=str(self.path)) from None
         except _BROKEN as error:
             text = " ".join(str(error).split())[:200]
+            if isinstance(error, zipfile.BadZipFile) and is_snapshot_file(str(self.path)):
+                # The directory of a zip file is at its end.
+                text = f"it begins as one, but its end is missing or damaged ({text})"
             raise InvalidInput(f"not a readable snapshot: {text}", subject=str(self.path)) from None
 
     def _extent(self, info: zipfile.ZipInfo) -> tuple[int, int]:

@@ -202,12 +202,23 @@ def _lazy(table: Table) -> LazyTable:
 def _number(parts: Iterator[pa.ChunkedArray], codes: NDArray[np.int32]) -> list[str]:
     """Number the texts of a dictionary column, in the order in which parts name them; return them."""
     number: dict[str, int] = {}
-    start = 0
+    shared, start = np.empty(0, np.int32), 0
+    last, as_is = None, False
     for part in parts:
-        texts, own = _texts_and_codes(part)
-        number.update(zip([text for text in texts if text not in number], itertools.count(len(number))))
-        shared = np.fromiter(map(number.__getitem__, texts), np.int32, len(texts))
-        shared.take(own, out=codes[start : start + len(own)], mode="clip")
+        joined = part.combine_chunks()
+        own, mine = joined.indices.to_numpy(), codes[start : start + len(joined)]
+        # Each part of a file that we wrote has the same dictionary.
+        if last is None or not joined.dictionary.equals(last):
+            last, texts = joined.dictionary, joined.dictionary.to_pylist()
+            # A dictionary may hold a text twice.
+            new = dict.fromkeys(text for text in texts if text not in number)
+            number.update(zip(new, itertools.count(len(number))))
+            shared = np.fromiter(map(number.__getitem__, texts), np.int32, len(texts))
+            as_is = np.array_equal(shared, np.arange(len(shared)))
+        if as_is:
+            mine[:] = own
+        else:
+            shared.take(own, out=mine, mode="clip")
         start += len(own)
     return list(number)
 

@@ -22,6 +22,7 @@ from engine.api.errors import InvalidInput
 from engine.api.node import Taint
 from engine.api.scheduling import NodeSelector
 from engine.plan.snapshot.columns import LABEL, REPEATED_TEXT, TAINTS, Snapshot
+from engine.plan.snapshot.distinct import numbered
 from engine.plan.snapshot.lazy_table import Table, coded, value_of
 from engine.plan.snapshot.results import once_per_snapshot
 
@@ -129,17 +130,6 @@ class NodeLabels:
         """Return the labels of a node with these keys."""
         columns = ((key, *self.values_of(key)) for key in keys)
         return {key: values[domain[node]] for key, domain, values in columns if domain[node] >= 0}
-
-
-def numbered(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Number distinct values as they come; return the place of the first of each, and the number of every
-    one. (`np.unique` sorts them, which takes longer.)
-    """
-    encoded = pa.array(codes).dictionary_encode()
-    number: NDArray[np.int32] = encoded.indices.to_numpy()
-    first = np.empty(len(encoded.dictionary), np.int64)
-    first[number[::-1]] = np.arange(len(number))[::-1]
-    return first, number
 
 
 class _Source(Protocol):

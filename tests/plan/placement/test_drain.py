@@ -398,3 +398,35 @@ def _rewritten(snapshot: Snapshot, tmp_path: Path, **changes: Any) -> Snapshot:
     path = tmp_path / "cluster.kes"
     write_snapshot(replace(snapshot, **changes), path)
     return load_snapshot([str(path)])
+
+
+def test_a_daemon_that_repels_pods_keeps_them_away(tmp_path):
+    """Keep the anti-affinity of a daemon's pod: only its node affinity is left out of a snapshot."""
+    pin = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]
+    repel = {"labelSelector": {"matchLabels": {"app": "web"}}, "topologyKey": HOST}
+    affinity = {
+        "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": pin}},
+        "podAntiAffinity": {REQUIRED: [repel]},
+    }
+    daemon = pod("d", "n2", app="guard", owner="DaemonSet", affinity=affinity)
+    nodes = [node(f"n{number}") for number in (1, 2, 3)]
+    snapshot = read(tmp_path, *nodes, daemon, pod("a", "n1"))
+    assert ("move", "shop/a", "to n3") in rows(snapshot)
+    assert "nodeAffinity" not in "".join(snapshot.templates["spec"].to_pylist())
+
+
+def test_pods_without_a_node_are_tried_again_after_a_preemption(tmp_path):
+    """Free more than a preempting pod needs in the second round, for pods that found no node in the first."""
+    urgent = {"app": "urgent", "priority": 100, "requests": {"cpu": "1"}}
+    listed = [node("n1"), node("n2", cpu="4"), pod("u0", "n1", **urgent), pod("u1", "n1", **urgent)]
+    listed += [pod("small", "n1", app="other", requests={"cpu": "1"})]
+    # Of equal victims the later one goes first.
+    listed += [pod(f"v{cpu}", "n2", app="other", requests={"cpu": cpu}) for cpu in ("3", "1")]
+    one_at_once = budget("urgent", maxUnavailable=1, selector={"matchLabels": {"app": "urgent"}})
+    found = rows(read(tmp_path, *listed, one_at_once))
+    moves = {name: reason for decision, name, reason in found if decision in ("move", "displaced", "remains")}
+    assert moves["shop/u0"] == "to n2, where it preempts shop/v1, in round 1"
+    assert moves["shop/u1"] == "to n2, where it preempts shop/v3, in round 2"
+    assert moves["shop/small"] == "to n2, in round 2"
+    assert moves["shop/v1"] == "to n2, in round 2"
+    assert "without enough cpu" in moves["shop/v3"]

@@ -128,3 +128,16 @@ def test_more_nodes_than_most_are_not_tried(tmp_path):
     answer = pending(cluster(tmp_path, *waiting), PendingParameters(most=2))
     assert [amount for _, _, amount in found(answer, "grow")] == [2]
     assert len(found(answer, "no-group")) == 1
+
+
+def test_a_daemons_pod_waits_for_its_own_node(tmp_path):
+    """A pending pod of a DaemonSet is pinned to one node: no other node and no new one takes it."""
+    pin = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["s"]}]}]
+    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": pin}}}
+    waiting = pod("late", "", owner="DaemonSet", requests={"cpu": "1"}, affinity=affinity)
+    spare = group("m", "large", "8")
+    answer = pending(cluster(tmp_path, spare, waiting), PendingParameters())
+    assert not found(answer, "binds")
+    assert "1 without enough cpu" in found(answer, "pending")[0][1]
+    assert not found(answer, "grow")
+    assert [name for name, _, _ in found(answer, "no-group")] == ["shop/late"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from tests.waiting import PATIENCE
 
@@ -62,28 +62,33 @@ class Recording:
         yield "# EOF\n"
 
 
+def free_address() -> str:
+    """Return an address of this machine on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 @contextmanager
-def prometheus(directory: Path, recording: Recording, *options: str) -> Iterator[str]:
-    """Serve a recording; yield the address of the server."""
+def prometheus(directory: Path, recording: Recording, *options: str, settings: str = "") -> Iterator[str]:
+    """Serve a recording; yield the address of the server. `settings` are lines of its configuration."""
     metrics, data = directory / "use.om", directory / "data"
     with metrics.open("w") as file:
         file.writelines(recording.text())
     made = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(metrics), str(data)]
     subprocess.run(made, check=True, capture_output=True)
-    settings = directory / "prometheus.yml"
-    settings.write_text("scrape_configs: []\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    configuration = directory / "prometheus.yml"
+    configuration.write_text(f"scrape_configs: []\n{settings}")
+    address = free_address()
     log = (directory / "log").open("wb")
     server = subprocess.Popen(
-        ["prometheus", f"--config.file={settings}", f"--storage.tsdb.path={data}",
+        ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={data}",
          f"--web.listen-address={address}", "--storage.tsdb.retention.time=10y", *options],
         stdout=subprocess.DEVNULL, stderr=log,
     )  # fmt: skip
     try:
         until = time.monotonic() + PATIENCE
-        while not _ready(address):
+        while not answers(f"http://{address}/-/ready"):
             assert server.poll() is None, (directory / "log").read_text()
             assert time.monotonic() < until
             time.sleep(0.1)
@@ -94,9 +99,10 @@ def prometheus(directory: Path, recording: Recording, *options: str) -> Iterator
         log.close()
 
 
-def _ready(address: str) -> bool:
+def answers(request: str | Request) -> bool:
+    """Tell whether a server answers a request without an error."""
     try:
-        with urlopen(f"http://{address}/-/ready", timeout=5) as answer:
-            return answer.status == 200
+        with urlopen(request, timeout=30) as answer:
+            return 200 <= answer.status < 300
     except OSError:
         return False

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
-from engine.plan import FaultLog
+from engine.plan import FaultLog, synthesize
 from engine.plan.history import collect
 from engine.plan.history.codes import MISSING, decode, encode
 from engine.plan.history.collect import Collector, ReadingBudget, aligned
@@ -27,15 +27,18 @@ from engine.plan.history.history import History, HistoryBuilder, Times
 from engine.plan.history.history_file import read_history, write_history
 from engine.plan.history.prometheus import Prometheus, ServerAccess
 from engine.plan.history.usage_tables import history_from_tables
+from engine.plan.snapshot.columnar_file import write_snapshot
 from tests.plan.use import recorded
 from tests.plan.use.recorded import MEMORY, SCRAPE, Recording, prometheus
 
-END = 1_800_000_000
+END = 1_767_225_600
 HOURS = 6
 STEP = 300
 TIMES = aligned(END, HOURS / 24, STEP)
 SCRAPED = range(TIMES.start - STEP, END + 1, SCRAPE)
 MI = 1 << 20
+OLD_REFUSAL = b'remoteAddr: "1.2.3.4:5"; requestURI: /a?query=' + b"x" * 300 + b"; %b"
+"""How VictoriaMetrics 1.79 writes a refusal."""
 
 needs_prometheus = pytest.mark.skipif(bool(recorded.MISSING), reason=f"needs {', '.join(recorded.MISSING)}")
 
@@ -270,6 +273,8 @@ def test_the_address_in_messages_has_no_password() -> None:
         (200, b"<html>", Refused, "does not answer as Prometheus does"),
         (400, b'{"error":"parse error"}', Refused, "parse error"),
         (503, b'{"error":"warming up"}', Unavailable, "warming up"),
+        (400, OLD_REFUSAL % b"unsupported path requested", Refused, "has no query API at /"),
+        (400, OLD_REFUSAL % b"no such tenant", Refused, ": no such tenant"),
         (200, b'{"status":"error","error":"nothing"}', Refused, "nothing"),
     ],
 )  # fmt: skip
@@ -539,3 +544,30 @@ def test_the_command_names_what_is_wrong(
 
 def test_errors_of_the_server_are_the_packages_own() -> None:
     assert issubclass(Refused, KubengineError)
+
+
+def test_a_file_that_is_no_history_is_described(tmp_path: Path) -> None:
+    """Tell a file without its end from one that never was a history."""
+    builder = HistoryBuilder(TIMES)
+    builder.add(("memory", "", "shop", "a", "app"), np.arange(3), encode(np.arange(3.0)))
+    write_history(builder.history({}), tmp_path / "whole.arrow")
+    (tmp_path / "cut.arrow").write_bytes((tmp_path / "whole.arrow").read_bytes()[:-100])
+    write_snapshot(synthesize(2, 2, 1), tmp_path / "cluster.kes")
+    (tmp_path / "notes").write_text("nothing" * 20)
+    for name, words in {
+        "cut.arrow": "begins as one, but its end is missing",
+        "cluster.kes": "it is a snapshot",
+        "notes": "Not an Arrow file",
+        ".": "not a readable history",
+    }.items():
+        with pytest.raises(InvalidInput, match=words) as caught:
+            read_history(tmp_path / name)
+        assert caught.value.subject == str(tmp_path / name)
+
+
+def test_days_must_be_a_number(run_plan: Callable[..., Any], tmp_path: Path) -> None:
+    done = run_plan(
+        "history", "--prometheus", "http://127.0.0.1:1", "--days", "nan", "-o", str(tmp_path / "x")
+    )
+    assert done.returncode == 2
+    assert b"--days: expected a number, got nan" in done.stderr

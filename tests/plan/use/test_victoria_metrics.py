@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 import numpy as np
 import pytest
@@ -17,24 +16,13 @@ import pytest
 from engine.api.errors import InvalidInput, Refused
 from engine.plan.history.history import History
 from engine.plan.snapshot.faults import FaultLog
-from tests.plan.use.recorded import Recording, prometheus
+from tests.plan.use.recorded import Recording, answers, free_address, prometheus
 from tests.plan.use.test_history import collected, made_up_use, needs_prometheus, read
 from tests.waiting import PATIENCE
 
-FUTURE = "-futureRetention"
-"""The recordings lie in the future. Older releases, such as Debian's 1.79, do not have this option."""
-
-
-def lacking() -> str:
-    """Return what is missing in words; empty if nothing is."""
-    program = shutil.which("victoria-metrics")
-    if program is None:
-        return "victoria-metrics"
-    done = subprocess.run([program, "-help"], capture_output=True, text=True, check=False)
-    return "" if FUTURE in done.stdout + done.stderr else f"a victoria-metrics with {FUTURE}"
-
-
-needs_victoria_metrics = pytest.mark.skipif(bool(lacking()), reason=f"needs {lacking()}")
+needs_victoria_metrics = pytest.mark.skipif(
+    shutil.which("victoria-metrics") is None, reason="needs victoria-metrics"
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +33,16 @@ def use() -> Recording:
 @contextmanager
 def victoria_metrics(directory: Path, recording: Recording, *options: str) -> Iterator[str]:
     """Serve a recording; yield the address of the server."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             ["victoria-metrics", f"-storageDataPath={directory / 'data'}", f"-httpListenAddr={address}",
-             "-retentionPeriod=100y", f"{FUTURE}=2y", *options],
+             "-retentionPeriod=100y", *options],
             stdout=subprocess.DEVNULL, stderr=log,
         )  # fmt: skip
     try:
         until = time.monotonic() + PATIENCE
-        while not _answers(f"http://{address}/health"):
+        while not answers(f"http://{address}/health"):
             assert process.poll() is None, (directory / "log").read_text()
             assert time.monotonic() < until
             time.sleep(0.1)
@@ -66,20 +52,12 @@ def victoria_metrics(directory: Path, recording: Recording, *options: str) -> It
                 sample, _, seconds = line.rstrip().rpartition(" ")
                 lines.append(f"{sample} {int(seconds) * 1000}\n")
         data = "".join(lines).encode()
-        _answers(Request(f"http://{address}/api/v1/import/prometheus", data=data, method="POST"))
-        _answers(f"http://{address}/internal/force_flush")
+        answers(Request(f"http://{address}/api/v1/import/prometheus", data=data, method="POST"))
+        answers(f"http://{address}/internal/force_flush")
         yield f"http://{address}"
     finally:
         process.terminate()
         process.wait(PATIENCE)
-
-
-def _answers(request: str | Request) -> bool:
-    try:
-        with urlopen(request, timeout=30) as answer:
-            return 200 <= answer.status < 300
-    except OSError:
-        return False
 
 
 def by_series(history: History) -> dict[tuple[str, str], np.ndarray]:
