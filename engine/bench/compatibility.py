@@ -113,7 +113,7 @@ def _totals(every: list[Spec], groups: Mapping[str, list[Spec]]) -> Iterator[str
     yield _row("**all**", every)
     if unselected:
         yield ""
-        yield f"Not run with either, with their number of specs: {', '.join(unselected)}."
+        yield f"In no report of either agent, with their number of specs: {', '.join(unselected)}."
 
 
 def _row(title: str, members: list[Spec]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from engine.api.encoding.go_bool import FALSE, TRUE
 from engine.api.errors import InvalidInput
 from engine.cli.agent.paths import ROOT_DIR
 from engine.cli.agent.start_up import lean_imports
@@ -86,6 +87,21 @@ _ARG_START, _ARG_END = 45, 46
     help="Labels that the node registers with; repeatable.",
 )
 @click.option(
+    "--lock-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Wait until no other agent holds the lock of this file, and hold it.",
+)
+@click.option(
+    "--exit-on-lock-contention",
+    "ends_on_contention",
+    is_flag=False,
+    flag_value="true",
+    default="false",
+    metavar="[true|false]",
+    help="End when another process opens or removes the lock file; pods go on.",
+)
+@click.option(
     "-v",
     "--v",
     "verbosity",
@@ -117,6 +133,8 @@ def command(
     node_ip: str,
     cloud_provider: str,
     node_labels: tuple[str, ...],
+    lock_file: Path | None,
+    ends_on_contention: str,
     verbosity: str | None,
 ) -> None:
     """Run the node agent in a kubelet's place: same flags, same configuration files.
@@ -161,6 +179,8 @@ def command(
             credential_programs=_programs(provider_config, provider_directory, settings),
             node_ips=parse_node_ips(node_ip),
             external_cloud=_is_external(cloud_provider),
+            lock_file=lock_file.absolute() if lock_file is not None else None,
+            ends_on_contention=_ends_on_contention(ends_on_contention, lock_file),
             clean_up=False,
             port=0 if flags.get("port") == "0" else None,
             as_kubelet=True,
@@ -213,6 +233,17 @@ def config_flags(arguments: list[str]) -> dict[str, str]:
         else:
             log.warning("--%s: not a flag of the kubelet v1.36, ignored", name)
     return flags
+
+
+def _ends_on_contention(text: str, lock_file: Path | None) -> bool:
+    """Read the flag. Raise InvalidInput if it is no boolean, or if there is no lock file."""
+    if text not in TRUE | FALSE:
+        raise InvalidInput(f"expected true or false, got {text[:64]!r}", subject="--exit-on-lock-contention")
+    if text in TRUE and lock_file is None:
+        raise InvalidInput(
+            "cannot exit on lock file contention: no lock file specified", subject="--lock-file"
+        )
+    return text in TRUE
 
 
 def _is_external(cloud_provider: str) -> bool:

@@ -151,7 +151,7 @@ def test_the_command_writes_totals_differences_and_specs_into_a_document(tmp_pat
     assert page.endswith(f"\n{END}\n\nMore.\n")
     assert "old" not in page
     assert "| **all** | 4 | 3 | 2 | 2 | 1 | 1 |" in page
-    assert "Not run with either, with their number of specs: Secrets (1)." in page
+    assert "In no report of either agent, with their number of specs: Secrets (1)." in page
     first, _, rest = page.partition("### Fail with the kubelet, pass here")
     assert r"when a pod has hooks should run poststart (a\|b \`c\`)" in first
     assert "Restart: Kubelet should correct (Timed out.)" in rest

@@ -166,7 +166,7 @@ def test_flags_are_split_as_the_kubelet_splits_them(caplog: pytest.LogCaptureFix
     caplog.set_level(logging.WARNING)
     line = (
         "--max-pods=5 --max-pods 7 --fail-swap-on=false --seccomp-default --cgroup-root /x "
-        "--vmodule /y --lock-file=/z --no-such-flag=1 stray"
+        "--vmodule /y --boot-id-file=/z --no-such-flag=1 stray"
     )
     assert config_flags(line.split()) == {
         "max-pods": "7",

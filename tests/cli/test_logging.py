@@ -47,14 +47,14 @@ def test_the_verbosity_sets_the_level_and_libraries_only_warn(verbosity: int, de
 
 
 def test_a_kubelets_log_is_one_json_object_per_line(tmp_path: Path) -> None:
-    out, err = _agent(tmp_path, "kubelet", *KUBELET, "--lock-file=/x", "--logging-format=json", "-v=4")
+    out, err = _agent(tmp_path, "kubelet", *KUBELET, "--vmodule=/x", "--logging-format=json", "-v=4")
     assert out == []
     lines = [json.loads(line) for line in err]
     for line in lines:
         assert line["ts"] > 1e12, "milliseconds since the epoch"
         assert isinstance(line["v"], int)
         assert line["logger"].startswith("kubengine.")
-    assert "--lock-file has no effect" in lines[0]["msg"], "held until the format was known"
+    assert "--vmodule has no effect" in lines[0]["msg"], "held until the format was known"
     assert any(UP in line["msg"] for line in lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import signal
@@ -15,9 +16,11 @@ import click
 import msgspec
 
 from engine.api.config import KubeletConfiguration
+from engine.api.errors import Refused
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.cli.agent.paths import default_socket
 from engine.cli.agent.start_up import tune_garbage_collection
+from engine.host.inotify import IN_DELETE_SELF, IN_OPEN, InotifyWatch
 from engine.host.notify import ServiceManager, beat
 from engine.host.stopping import stop_all
 from engine.host.threads import start_shared_threads
@@ -29,6 +32,8 @@ from engine.server import HttpServer, OwnPort, Routes
 
 EMBEDDED, HOLLOW = "embedded", "hollow"
 LOOPBACK = "127.0.0.1"
+LOCK_SECONDS = 0.5
+"""How often the agent tries to get the lock of its lock file."""
 
 log = logging.getLogger("kubengine.run")
 
@@ -41,12 +46,56 @@ class _OwnRuntime(Protocol):
     async def purge(self) -> None: ...
 
 
+class LockFile:
+    """Hold the file of `--lock-file` as the kubelet does (flock(2)), and tell when another process wants it.
+
+    Of the agents and kubelets that share a file, one runs at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+        self._watch: InotifyWatch | None = None
+
+    def acquire(self) -> bool:
+        """Create the file if it is missing, and lock it. Return False while another process holds the lock.
+
+        Raise Refused naming the file if it cannot be opened or locked.
+        """
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise Refused(
+                f"cannot lock: {error.strerror}", subject=str(self.path), errno=error.errno
+            ) from error
+        return True
+
+    def watch(self, on_contention: Callable[[], None]) -> None:
+        """Call `on_contention` for each time that a process opens or removes the file. Raise Refused."""
+        self._watch = InotifyWatch(lambda _mask, _path, _name: on_contention())
+        self._watch.add(self.path, IN_OPEN | IN_DELETE_SELF)
+
+    def release(self) -> None:
+        """Release the lock, and stop watching. The file stays."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 class AgentOptions(msgspec.Struct, frozen=True):
     """Hold the options for starting an agent.
 
     `runtime` is `embedded`, `hollow`, a CRI socket, or None for the best built-in runtime. `clean_up` says
     what an interrupt does. `port` is the node's own, 0 for none; None takes the port of the configuration in
-    a cluster or with `as_kubelet`, and means no port otherwise.
+    a cluster or with `as_kubelet`, and means no port otherwise. The agent does nothing before it has locked
+    `lock_file`; with `ends_on_contention` it ends when another process opens or removes that file.
     """
 
     config: KubeletConfiguration
@@ -63,6 +112,8 @@ class AgentOptions(msgspec.Struct, frozen=True):
     as_kubelet: bool = False
     node_ips: Sequence[str] = ()
     external_cloud: bool = False
+    lock_file: Path | None = None
+    ends_on_contention: bool = False
 
 
 class AgentProcess:
@@ -107,6 +158,7 @@ class AgentProcess:
             routes=routes,
         )
         self._service_manager = ServiceManager()
+        self._lock = LockFile(options.lock_file) if options.lock_file is not None else None
         self._cleaning_up = False
         # The first signal counts: a SIGTERM during a clean-up does not turn it into a plain stop.
         self._asked_to_end: asyncio.Queue[signal.Signals] = asyncio.Queue(maxsize=1)
@@ -118,6 +170,8 @@ class AgentProcess:
             loop.add_signal_handler(number, self._signalled, number)
         start_shared_threads()
         try:
+            if not await self._hold_lock():
+                return
             self.node.claim()
             # Before the runtime starts: a second agent on the same root must fail before it changes anything.
             self._server.bind()
@@ -125,6 +179,8 @@ class AgentProcess:
         finally:
             # Both may be called twice: `_run_node` has stopped them, unless the start failed before it.
             await stop_all([self._server.stop, self.node.stop])
+            if self._lock is not None:
+                self._lock.release()
         if self._cleaning_up:
             click.echo("every pod is removed", err=True)
 
@@ -163,6 +219,24 @@ class AgentProcess:
                     await asyncio.gather(task, return_exceptions=True)
             # Before the agent's own runtime ends, which the node still calls.
             await stop_all([self._server.stop, self.node.stop])
+
+    async def _hold_lock(self) -> bool:
+        """Wait for the lock of the lock file, if there is one. Return False if a signal ended the wait."""
+        lock = self._lock
+        if lock is None:
+            return True
+        log.info("acquiring the lock of %s", lock.path)
+        while not lock.acquire():
+            if self._asked_to_end.full():
+                return False
+            await asyncio.sleep(LOCK_SECONDS)
+        if self.options.ends_on_contention:
+            lock.watch(self._contended)
+        return True
+
+    def _contended(self) -> None:
+        log.warning("another process opened or removed %s: this agent ends", self.options.lock_file)
+        self._signalled(signal.SIGTERM)
 
     def _trouble(self) -> str:
         return "; ".join(f"{check}: {error}" for check, error in self.node.healthz() if error)
