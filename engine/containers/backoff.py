@@ -56,6 +56,10 @@ class Backoff:
         """Set what `entries` returned."""
         self._entries[key] = _Entry(failures, last)
 
+    def reset(self, key: str) -> None:
+        """Forget the failures of one key."""
+        self._entries.pop(key, None)
+
     def forget(self, prefix: str) -> None:
         """Forget all keys that start with `prefix`."""
         for key in [key for key in self._entries if key.startswith(prefix)]:

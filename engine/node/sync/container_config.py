@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -121,6 +122,14 @@ class ContainerConfigBuilder:
             annotations=grant.annotations,
         )
         return cri_config.container_config(pod, container, inputs, self._context.config)
+
+    def hold_contents(self, pod: Pod, container: Container) -> AbstractAsyncContextManager[None]:
+        """Keep the files that the container's subPaths lead to until the runtime has mounted them."""
+        written = {volume.name for volume in pod.spec.volumes or [] if is_agent_written(volume)}
+        mounts = container.volume_mounts or []
+        if any(m.name in written and (m.sub_path or m.sub_path_expr) for m in mounts):
+            return self._volumes.manager.hold_contents(pod.uid)
+        return nullcontext()
 
     async def _env_sources(
         self,

@@ -190,6 +190,7 @@ class ContainerStarter:
             for wanted in wanted_images(pod, container):
                 images[wanted.volume] = await self._present(pod, wanted, sandbox, slot, leases)
             await slot.acquire()
+            await leases.enter_async_context(self._configs.hold_contents(pod, container))
             try:
                 config = await self._configs.build(
                     pod, container, volumes, record, sandbox, images, (attempt, least_attempt)
@@ -207,15 +208,15 @@ class ContainerStarter:
                 if len(images) > 1 and (why := too_old(MOUNTS, *runtime)):
                     text += f" ({why})"
                 raise _refused("CreateContainerError", text) from error
-        self._context.recorder.pod(pod, NORMAL, "Created", "Container created", container=container.name)
-        self._allocations.placement.starting(pod, container)
-        try:
-            await self._runtime.client.start_container(container_id)
-        except Refused as error:
-            await self._runtime.watch.refresh_container(
-                pod.uid, container_id, record.sandbox.id, notify=False
-            )
-            raise _refused("RunContainerError", error.message) from error
+            self._context.recorder.pod(pod, NORMAL, "Created", "Container created", container=container.name)
+            self._allocations.placement.starting(pod, container)
+            try:
+                await self._runtime.client.start_container(container_id)
+            except Refused as error:
+                await self._runtime.watch.refresh_container(
+                    pod.uid, container_id, record.sandbox.id, notify=False
+                )
+                raise _refused("RunContainerError", error.message) from error
         self._context.recorder.pod(pod, NORMAL, "Started", "Container started", container=container.name)
         self._let_burst(pod, container, container_id, config)
         _link_log(pod, container, container_id, config, sandbox)

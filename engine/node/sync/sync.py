@@ -17,7 +17,7 @@ from engine.api.duration import Duration, RetryDelays
 from engine.api.errors import InvalidInput, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.lifecycle import PodEnd
-from engine.api.pod import Container, Pod
+from engine.api.pod import Container, Pod, ResourceRequirements
 from engine.api.qos import is_static
 from engine.cri.records import CREATED, EXITED, ContainerRecord
 from engine.dra.claims import has_claims
@@ -91,6 +91,7 @@ class PodSync:
         self._sandbox: cri.PodSandboxConfig | None = None
         self._cgroup_parent = ""
         self._refused: dict[str, tuple[int, float]] = {}
+        self._failed: dict[str, tuple[str, ResourceRequirements | None]] = {}
         self._stopping = self._released = False
         # The runtime may have carried out a call that failed, for example when its answer was lost.
         self._in_doubt = False
@@ -285,6 +286,7 @@ class PodSync:
         """
         pod, services, name = self._state.pod, self._services, container.name
         key = f"{pod.uid}/{name}"
+        self._forget_failures_of_others(container, key)
         now = services.context.steady()
         not_before = self._refused.get(name, (0, 0.0))[1]
         if not_before > now:
@@ -296,6 +298,7 @@ class PodSync:
                 self._back_off(container, services.starts.backoff.delay(key))
                 return wait
             services.starts.backoff.attempt(key, ended_at, now)
+            self._failed[name] = container.image, container.resources
             self._measured("attempt", name, ended_at, now)
         assert self._volumes is not None
         assert self._sandbox is not None
@@ -316,6 +319,16 @@ class PodSync:
             self._state.restarting -= {before.id}
             self._restarted(container, before, killed)
         return None
+
+    def _forget_failures_of_others(self, container: Container, key: str) -> None:
+        """Forget the failures of a container that had another image or other resources: both belong to the
+        key of the kubelet's back-off (`GetBackoffKey`).
+        """
+        now = container.image, container.resources
+        if self._failed.get(container.name, now) != now:
+            del self._failed[container.name]
+            self._services.starts.backoff.reset(key)
+            self._refused.pop(container.name, None)
 
     def _ended_at(self, ended: ContainerRecord) -> float:
         """Return when a container ended, on the steady clock.
@@ -360,6 +373,7 @@ class PodSync:
         if self._state.waiting.get(name) != refused.waiting:
             refused.report(services.context.recorder, pod, name)
         self._state.waiting[name] = refused.waiting
+        self._failed[name] = container.image, container.resources
         times = self._refused.get(name, (0, 0.0))[0] + 1
         wait = retry_seconds(times)
         if refused.waiting.reason != "ErrImagePull":

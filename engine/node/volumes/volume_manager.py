@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -127,6 +127,27 @@ class VolumeManager:
         state = self._states.get(uid)
         return {} if state is None or state.removing else state.mounted
 
+    @asynccontextmanager
+    async def hold_contents(self, uid: str) -> AsyncIterator[None]:
+        """Write no new contents into a pod's volumes meanwhile; changes are written afterwards.
+
+        The runtime cannot mount the file of a subPath that was replaced after the agent opened it. A
+        kubelet updates volumes before it starts containers, in the same worker.
+        """
+        state = self._states.get(uid)
+        if state is None:
+            yield
+            return
+        # Taken so that an update in progress ends first.
+        async with state.lock:
+            state.holds += 1
+        try:
+            yield
+        finally:
+            state.holds -= 1
+            if state.stale:
+                self._changed(uid)
+
     def pod_changed(self, pod: Pod) -> None:
         """Handle changed labels, annotations or resource amounts of the pod."""
         if pod.uid in self._states:
@@ -235,8 +256,11 @@ class VolumeManager:
         """Write until the contents are current, or a failure requires a pause."""
         try:
             while state.stale and not state.removing:
-                state.stale = False
                 async with state.lock:
+                    if state.holds:
+                        # Still stale: `hold_contents` starts another update.
+                        return
+                    state.stale = False
                     try:
                         contents = await self._contents(state)
                         await self._write(state, contents)
@@ -419,12 +443,12 @@ class VolumeManager:
 
 class _VolumeState:
     """Hold the state of one pod's volumes: `is_set_up` after the setup, `stale` when contents may have
-    changed, `removing` during removal.
+    changed, `removing` during removal. `holds` counts those who want the contents to stay.
     """
 
     __slots__ = (
-        "_removal", "failures", "is_set_up", "lock", "mounted", "pod", "refreshing", "removing", "reported",
-        "stale", "timer",
+        "_removal", "failures", "holds", "is_set_up", "lock", "mounted", "pod", "refreshing", "removing",
+        "reported", "stale", "timer",
     )  # fmt: skip
 
     def __init__(self, pod: Pod) -> None:
@@ -434,6 +458,7 @@ class _VolumeState:
         self.is_set_up = self.stale = self.refreshing = self.removing = False
         self.mounted: Mapping[str, MountedVolume] = {}
         self.failures, self.reported = 0, ""
+        self.holds = 0
         self.timer: asyncio.TimerHandle | None = None
 
     def begin_removal(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from engine.api.pod import Pod
+from engine.cri.client import RuntimeClient
 from engine.host.mountinfo import mounts_below
 from engine.runtime.hollow import HollowRuntime
 from tests.cluster_rig import Cluster, Joined
@@ -545,3 +546,31 @@ async def test_a_missing_variable_holds_the_container_up(
     pod = await cluster.wait_for("p", lambda pod: waiting(pod).get("reason") == "CreateContainerConfigError")
     assert waiting(pod)["message"] == words
     assert f"Error: {words}" in messages(joined, "Failed")
+
+
+async def test_a_changed_config_map_waits_for_the_start_of_a_container_with_a_subpath(
+    joined: Joined, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime mounts the file of the subPath at the start, and cannot mount a deleted file."""
+    config_map(cluster, k="old")
+    begin, links = RuntimeClient.start_container, []
+
+    async def start_container(client: RuntimeClient, container_id: str) -> None:
+        change(cluster, "configmaps", "m", {"k": "new"})
+        # The agent learns of the change within milliseconds, and would write it at once.
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+        (mount,) = (joined.root / "pods").glob("*/volume-subpaths/v/c/0")
+        links.append(mount.stat().st_nlink)
+        await begin(client, container_id)
+
+    monkeypatch.setattr(RuntimeClient, "start_container", start_container)
+    await joined.start()
+    mounts = [{"name": "v", "mountPath": "/file", "subPath": "k"}]
+    volumes = [{"name": "v", "configMap": {"name": "m"}}]
+    await cluster.run("p", containers=[container(volumeMounts=mounts)], volumes=volumes)
+    await cluster.ready("p")
+    assert links == [1]
+    await eventually(lambda: (volume(joined, "configmap") / "k").read_text() == "new")
+    await cluster.delete("p")
+    await cluster.gone("p")

@@ -20,6 +20,7 @@ from engine.cri.client import RuntimeClient
 from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
+from tests.cluster_rig import PODS, Cluster, Joined
 from tests.node_rig import Rig, container
 from tests.waiting import PATIENCE, eventually
 
@@ -110,6 +111,30 @@ async def test_a_back_off_is_written_as_go_writes_durations(rig: Rig, monkeypatc
     await eventually(lambda: waiting() and waiting().reason == "CrashLoopBackOff")
     whose = f"crash-n1_default({rig.pod('crash').uid})"
     assert waiting().message == f"back-off 1m20s restarting failed container=c pod={whose}"
+
+
+async def test_a_new_image_ends_a_back_off(
+    joined: Joined, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda most: Backoff(first=300.0))
+    await joined.start()
+    annotations = {f"{EXIT}exit-after": "10ms"}
+    await cluster.run("p", containers=[container()], annotations=annotations)
+
+    def waits(pod: Any) -> bool:
+        (status,) = (pod and pod["status"].get("containerStatuses")) or [{}]
+        waiting = status.get("state", {}).get("waiting", {})
+        return status.get("restartCount", 0) >= restarts and waiting.get("reason") == "CrashLoopBackOff"
+
+    restarts = 1
+    found = await cluster.wait_for("p", waits)
+    assert found is not None
+    found["spec"]["containers"][0]["image"] = "busybox:2"
+    cluster.server.update(f"{PODS}/p", found)
+    restarts = 2
+    await cluster.wait_for("p", waits)
+    await cluster.delete("p")
+    await cluster.gone("p")
 
 
 async def test_a_restarted_container_is_created_with_the_original_sandbox_config(

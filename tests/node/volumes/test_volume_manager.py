@@ -234,6 +234,21 @@ async def test_a_change_while_the_volumes_are_made_is_not_lost(
 
 
 @pytest.mark.root
+async def test_held_contents_change_afterwards(keep: Callable[[Objects], VolumeManager]) -> None:
+    objects = Objects(a=b"old")
+    keeper = keep(objects)
+    path = (await keeper.set_up(SECRET))["s"]
+    async with keeper.hold_contents("u1"), keeper.hold_contents("another"):
+        objects.change(a=b"new")
+        # A change is written in a few turns of the loop, of which a thread takes one.
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        assert shown(path) == {"a": b"old"}
+    await eventually(lambda: shown(path) == {"a": b"new"})
+    await keeper.tear_down("u1")
+
+
+@pytest.mark.root
 async def test_a_token_is_renewed_when_it_is_time(
     keep: Callable[[Objects], VolumeManager], monkeypatch: pytest.MonkeyPatch
 ) -> None:
