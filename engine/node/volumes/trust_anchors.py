@@ -5,21 +5,13 @@ Source: kubelet v1.36 (`pkg/kubelet/clustertrustbundle`), which shuffles them at
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
 
 from engine.admission.selectors import selects_labels
 from engine.api.errors import InvalidInput, NotFound
 from engine.api.objects.cluster_objects import ClusterTrustBundle
 from engine.api.references import ClusterTrustBundleProjection
-
-_BLOCK: Final = re.compile(
-    r"^-----BEGIN ([^\n-]*)-----[ \t]*\r?\n([^-]*?)^-----END \1-----[ \t]*\r?$", re.MULTILINE
-)
-_LINE: Final = 64
+from engine.cluster.certificates.pem import certificate_block, pem_blocks
 
 
 def trust_anchors(wanted: ClusterTrustBundleProjection, bundles: Mapping[str, ClusterTrustBundle]) -> bytes:
@@ -55,20 +47,5 @@ def _selected(
 
 
 def _pem(bundles: Iterable[ClusterTrustBundle]) -> bytes:
-    anchors = {anchor for bundle in bundles for anchor in _certificates(bundle.spec.trust_bundle)}
-    return "".join(_block(anchor) for anchor in sorted(anchors)).encode()
-
-
-def _certificates(text: str) -> Iterator[bytes]:
-    """Return the certificates; text that is not PEM is ignored."""
-    for match in _BLOCK.finditer(text):
-        try:
-            yield base64.b64decode("".join(match[2].split()), validate=True)
-        except binascii.Error:
-            continue
-
-
-def _block(certificate: bytes) -> str:
-    text = base64.b64encode(certificate).decode()
-    lines = [text[start : start + _LINE] for start in range(0, len(text), _LINE)]
-    return "\n".join(["-----BEGIN CERTIFICATE-----", *lines, "-----END CERTIFICATE-----", ""])
+    anchors = {anchor for bundle in bundles for anchor in pem_blocks(bundle.spec.trust_bundle)}
+    return "".join(map(certificate_block, sorted(anchors))).encode()
