@@ -2,7 +2,7 @@
 
 Each `podCertificate` source of a projected volume has a task: it creates a key and a PodCertificateRequest,
 waits for the signer, and does so again when the signer wants the certificate renewed. Keys are in memory
-only, so a restarted agent requests every certificate anew, and the old files stay until the new one is here.
+only, so a restarted agent requests every certificate again, and the old files stay until the new one is here.
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@ Paths that lead outside (`..`, or absolute) are refused by `host.atomic_writer` 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from engine.admission.selectors import selects_labels
 from engine.api.errors import InvalidInput, KubengineError, NotFound
-from engine.api.objects.cluster_objects import ConfigMap, Secret
+from engine.api.objects.cluster_objects import ClusterTrustBundle, ConfigMap, Secret
 from engine.api.pod import DownwardAPIVolume, Pod, ProjectedVolume, Volume, VolumeProjection
 from engine.api.quantity import Quantity
 from engine.api.references import (
@@ -21,11 +22,11 @@ from engine.api.references import (
     ServiceAccountTokenProjection,
 )
 from engine.api.struct import PartlyShown
+from engine.cluster.certificates.pem import certificate_block, pem_blocks
 from engine.host.atomic_writer import PublishedFile
 from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.spec.environment import field_value, resource_value
 from engine.node.spec.security import effective_security
-from engine.node.volumes.trust_anchors import trust_anchors
 
 DEFAULT_FILE_MODE = 0o644
 _OWN_MODE = 0o600
@@ -201,3 +202,41 @@ def only_user(pod: Pod) -> int | None:
 
 def _or_default(mode: int | None) -> int:
     return DEFAULT_FILE_MODE if mode is None else mode
+
+
+def trust_anchors(wanted: ClusterTrustBundleProjection, bundles: Mapping[str, ClusterTrustBundle]) -> bytes:
+    """Return the certificates as PEM; empty if there are none and the source is optional.
+
+    Each certificate is there once, in a stable order; a kubelet v1.36 (`pkg/kubelet/clustertrustbundle`)
+    shuffles them at each start. `bundles` are the cluster's by name. Raises `NotFound` in the kubelet's
+    words, and `InvalidInput` for a source with neither a name nor a signer.
+    """
+    return _pem(_selected(wanted, bundles))
+
+
+def _selected(
+    wanted: ClusterTrustBundleProjection, bundles: Mapping[str, ClusterTrustBundle]
+) -> list[ClusterTrustBundle]:
+    """Select bundles by signer: none without a selector, all with an empty one."""
+    if wanted.name is not None:
+        found = [bundles[wanted.name]] if wanted.name in bundles else []
+        text = f'clustertrustbundle.certificates.k8s.io "{wanted.name}" not found'
+        missing = f"while getting ClusterTrustBundle: {text}"
+    elif wanted.signer_name is not None:
+        found = [
+            bundle
+            for bundle in bundles.values()
+            if bundle.spec.signer_name == wanted.signer_name
+            and selects_labels(wanted.label_selector, bundle.metadata.labels or {})
+        ]
+        missing = "combination of signerName and labelSelector matched zero ClusterTrustBundles"
+    else:
+        raise InvalidInput("ClusterTrustBundle projection requires either name or signerName to be set")
+    if not found and not wanted.optional:
+        raise NotFound(missing)
+    return found
+
+
+def _pem(bundles: Iterable[ClusterTrustBundle]) -> bytes:
+    anchors = {anchor for bundle in bundles for anchor in pem_blocks(bundle.spec.trust_bundle)}
+    return "".join(map(certificate_block, sorted(anchors))).encode()
