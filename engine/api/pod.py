@@ -23,6 +23,7 @@ from engine.api.references import (
     NFSVolume,
     ObjectProjection,
     PersistentVolumeClaimVolume,
+    PodCertificateProjection,
     SecretVolume,
     ServiceAccountTokenProjection,
     WholeObject,
@@ -339,7 +340,7 @@ class VolumeProjection(Struct):
     secret: ObjectProjection | None = None
     service_account_token: ServiceAccountTokenProjection | None = None
     cluster_trust_bundle: ClusterTrustBundleProjection | None = None
-    pod_certificate: dict[str, Any] | None = None
+    pod_certificate: PodCertificateProjection | None = None
 
 
 class ProjectedVolume(Struct):

@@ -90,6 +90,18 @@ class ClusterTrustBundleProjection(Struct):
     optional: bool | None = None
 
 
+class PodCertificateProjection(Struct):
+    """Project a key and a certificate of the pod's own, which `signer_name` signs, to up to three files."""
+
+    signer_name: str = ""
+    key_type: str = ""
+    max_expiration_seconds: Int32 | None = None
+    credential_bundle_path: str = ""
+    key_path: str = ""
+    certificate_chain_path: str = ""
+    user_annotations: dict[str, str] | None = None
+
+
 class PersistentVolumeClaimVolume(Struct):
     claim_name: str = ""
     read_only: bool = False

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from engine.devices.methods import Method, Methods
+from engine.devices.methods import Method, Methods, StreamMethod
 from engine.host.sockets import nameless
 from engine.transport.grpc_channel import CallFailed
 
@@ -63,9 +64,11 @@ class GrpcServer:
                 self._socket = -1
 
 
-def _handler(method: Method) -> Any:
-    return grpc.unary_unary_rpc_method_handler(
-        _answering(method.answer),
+def _handler(method: Method | StreamMethod) -> Any:
+    streams = isinstance(method, StreamMethod)
+    make = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+    return make(
+        _streaming(method.answer) if isinstance(method, StreamMethod) else _answering(method.answer),
         request_deserializer=method.request.FromString,
         response_serializer=lambda message: message.SerializeToString(),
     )
@@ -75,6 +78,21 @@ def _answering(answer: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Contex
     async def call(request: Any, context: Context) -> Any:
         try:
             return await answer(request)
+        except CallFailed as error:
+            await context.abort(_CODES[error.status], error.details)
+
+    return call
+
+
+def _streaming(
+    answer: Callable[[Any], AsyncGenerator[Any, None]],
+) -> Callable[[Any, Context], Awaitable[None]]:
+    async def call(request: Any, context: Context) -> None:
+        try:
+            # Written here, since a generator that grpcio reads would stay open if the call ended meanwhile.
+            async with aclosing(answer(request)) as messages:
+                async for message in messages:
+                    await context.write(message)
         except CallFailed as error:
             await context.abort(_CODES[error.status], error.details)
 

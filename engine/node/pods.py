@@ -144,7 +144,11 @@ class PodManager:
                 self._update(known, pod)
             elif known.wanted.metadata != pod.metadata:
                 known.describe(pod.metadata)
-        elif not is_ending:
+        elif is_ending:
+            # Clients of the API may change labels of a pod while it ends, and see that here, too.
+            if known.wanted.metadata != pod.metadata:
+                known.describe(pod.metadata)
+        else:
             # It is wanted again while it ends: the new one starts when nothing of the old one is left.
             self._returning[uid] = pod
         if is_ending:
@@ -386,6 +390,8 @@ class PodManager:
         self._services.control_plane.pod_changed(worker.pod, may_run=worker.life.holds)
         if not worker.gone:
             return
+        for listener in self._services.listeners:
+            listener.pod_gone(worker.pod)
         self._unsatisfied.discard(worker)
         uid, name = worker.pod.uid, worker.pod.full_name
         # A pod with the same uid may have started again meanwhile (a static pod).

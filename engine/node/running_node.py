@@ -56,6 +56,7 @@ from engine.node.pod.record_names import PodRecordNames, forget, take_over
 from engine.node.pod.records import AcceptedSpecs, ReadinessRecords, TerminationRecords
 from engine.node.pod_admission import HostSupport, PodAdmission, app_armor_enabled
 from engine.node.pods import PodManager
+from engine.node.podsapi import pods_server
 from engine.node.runtime_view.runtime_health import RuntimeHealth
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.node.runtime_view.wait_until_available import wait_until_available
@@ -288,6 +289,7 @@ class RunningNode:
         )
         self.pods = PodManager(services, self._admission)
         count_pods(context.registry, known=self.pods.all, active=self.pods.active)
+        self._pods_api = pods_server(context, self.pods.all, services.listeners)
         self._shutdown = shutdown_manager(context, self._options.host, self.pods, self._conditions_changed)
         self._static = StaticSources(
             context,
@@ -331,6 +333,8 @@ class RunningNode:
         self._records.start()
         await wait_until_available(self._take_over_records)
         self.managers.devices.claim()
+        if self._pods_api is not None:
+            self._pods_api.claim()
         if (ids := await subordinate_ids()) is not None:
             self._users.use_ids(ids, self._context.config.max_pods)
         for keeper in self._decision_keepers:
@@ -354,6 +358,8 @@ class RunningNode:
             await self._shutdown.start()
         if serve is not None:
             await serve()
+        if self._pods_api is not None:
+            await self._pods_api.start()
         await self._static.start()
         self._control_plane.follow_pods(self.pods)
         await self.managers.start_beside_pods()
@@ -374,6 +380,7 @@ class RunningNode:
         await stop_all(
             [
                 self._stop_sources,
+                *([self._pods_api.stop] if self._pods_api is not None else []),
                 *([self._shutdown.stop] if self._shutdown is not None else []),
                 self._reconciler.stop,
                 self._pod_cidr.stop,

@@ -77,10 +77,10 @@ async def runtime() -> AsyncIterator[HollowRuntime]:
 
 
 @pytest.fixture
-async def start(tmp_path: Path, runtime: HollowRuntime) -> AsyncIterator[Callable[[Path], Awaitable[Node]]]:
+async def start(tmp_path: Path, runtime: HollowRuntime) -> AsyncIterator[Callable[..., Awaitable[Node]]]:
     nodes = []
 
-    async def started(kubeconfig: Path) -> Node:
+    async def started(kubeconfig: Path, feature_gates: dict[str, bool] | None = None) -> Node:
         config = KubeletConfiguration(
             cgroups_per_qos=False,
             enforce_node_allocatable=[],
@@ -90,6 +90,7 @@ async def start(tmp_path: Path, runtime: HollowRuntime) -> AsyncIterator[Callabl
             node_lease_duration_seconds=1,
             node_status_update_frequency=Duration(1),
             node_status_report_frequency=Duration(300),
+            feature_gates=feature_gates or {},
         )
         node = Node(
             config=config,

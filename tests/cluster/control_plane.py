@@ -97,8 +97,9 @@ class ControlPlane:
             f"--token-auth-file={tokens}",
             *(self._asking() if self._asks else ("--authorization-mode=Node,RBAC",)),
             "--enable-admission-plugins=NodeRestriction",
-            "--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true",
-            "--runtime-config=certificates.k8s.io/v1beta1/clustertrustbundles=true",
+            "--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true,"
+            "PodCertificateRequest=true",
+            "--runtime-config=certificates.k8s.io/v1beta1=true",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             "--service-account-issuer=https://test",

@@ -1,1 +1,1 @@
-"""Obtains, stores and rotates the node's client and serving certificates."""
+"""Obtains, stores and renews certificates: of the node, for its client and its server, and of its pods."""

@@ -32,6 +32,17 @@ subjectAltName = {names}
 _ALTERNATIVES = "[alternatives]\nsubjectAltName = {names}\n"
 
 
+KEY_TYPES: dict[str, tuple[tuple[str, ...], str]] = {
+    "RSA3072": (("RSA", "rsa_keygen_bits:3072"), "-sha256"),
+    "RSA4096": (("RSA", "rsa_keygen_bits:4096"), "-sha256"),
+    "ECDSAP256": (("EC", "ec_paramgen_curve:P-256"), "-sha256"),
+    "ECDSAP384": (("EC", "ec_paramgen_curve:P-384"), "-sha384"),
+    "ECDSAP521": (("EC", "ec_paramgen_curve:P-521"), "-sha512"),
+    "ED25519": (("ED25519",), ""),
+}
+"""The types of keys of pod certificates: algorithm and options, and the hash of a signature by default."""
+
+
 class CertificateFacts(msgspec.Struct, frozen=True):
     """Hold the facts of a certificate: times in Unix seconds, and subject alternative names with IP addresses
     in short form.
@@ -42,9 +53,11 @@ class CertificateFacts(msgspec.Struct, frozen=True):
     names: frozenset[str]
 
 
-async def new_key() -> bytes:
-    """Create an ECDSA key on P-256."""
-    return await _openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+async def new_key(key_type: str = "ECDSAP256") -> bytes:
+    """Create a key as PKCS #8. Raises InvalidInput for a type that is not in `KEY_TYPES`."""
+    (algorithm, *options), _ = _of_type(key_type)
+    chosen = [word for option in options for word in ("-pkeyopt", option)]
+    return await _openssl("genpkey", "-algorithm", algorithm, *chosen)
 
 
 async def public_key(key: bytes) -> bytes:
@@ -62,6 +75,15 @@ async def certificate_request(
     if names:
         config += _ALTERNATIVES.format(names=_alternatives(names))
     return await _openssl("req", "-new", "-key", "/dev/stdin", stdin=key, config=config)
+
+
+async def stub_request(key: bytes, key_type: str) -> bytes:
+    """Create a request (DER) that names nothing: its signature proves possession of the key."""
+    _, digest_option = _of_type(key_type)
+    config = _REQUEST.format(more="", subject="")
+    digests = [digest_option] if digest_option else []
+    asked = ("req", "-new", "-subj", "/", "-outform", "DER", *digests, "-key", "/dev/stdin")
+    return await _openssl(*asked, stdin=key, config=config)
 
 
 async def self_signed(key: bytes, common_name: str, names: Sequence[str], days: int) -> bytes:
@@ -104,6 +126,13 @@ def digest(data: bytes) -> bytes:
     import hashlib  # imported here because it loads OpenSSL, which most agents never need
 
     return hashlib.new("sha512_256", data).digest()
+
+
+def _of_type(key_type: str) -> tuple[tuple[str, ...], str]:
+    try:
+        return KEY_TYPES[key_type]
+    except KeyError:
+        raise InvalidInput(f'unknown key type "{key_type}"') from None
 
 
 def _plain(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from engine.api.events import Event
 from engine.api.pod import Pod
@@ -42,6 +42,9 @@ from engine.node.nodeinfo.options import CERTIFICATES, NodeOptions
 from engine.node.sources.api_pods import ApiPods
 from engine.node.sources.pod_sink import API, MANIFESTS, PodSink
 
+if TYPE_CHECKING:
+    from engine.cluster.certificates.pod_certificates import PodCertificates
+
 HEARTBEAT_SECONDS: Final = 10.0
 """The deadline of a call in seconds: several attempts fit into a lease of 40 s if the server hangs (kubelet
 v1.36).
@@ -74,7 +77,7 @@ class ClusterControlPlane:
             chance=self._chance,
             external_cloud=options.external_cloud,
         )
-        self._references = PodReferences(self._client, tasks, context.steady)
+        self._references = PodReferences(self._client, tasks, context.steady, self._pod_certificates())
         self.objects: ClusterObjects = self._references
         self._csi_limits = CsiLimits(self._client, tasks)
         drivers = self._csi_node()
@@ -113,6 +116,14 @@ class ClusterControlPlane:
             registry=context.registry,
             rate=api_rate(config.kube_api_qps, config.kube_api_burst),
         )
+
+    def _pod_certificates(self) -> PodCertificates | None:
+        if not self._context.config.gate("PodCertificateRequest", False):
+            return None
+        # Imported here because the gate is off by default.
+        from engine.cluster.certificates.pod_certificates import PodCertificates
+
+        return PodCertificates(self._context, self._client, self._node_uid)
 
     def _csi_node(self) -> CsiNodeManager:
         return CsiNodeManager(

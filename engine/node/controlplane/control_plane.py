@@ -7,7 +7,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from engine.api.errors import InvalidInput, NotFound, Refused
 from engine.api.meta import ObjectMeta
@@ -25,6 +25,9 @@ from engine.api.pod import Container, Pod, Volume
 from engine.api.references import KeySelector, WholeObject
 from engine.csi.records import DriverRecords, NoRecords
 from engine.node.sources.pod_sink import MANIFESTS, PodSink
+
+if TYPE_CHECKING:
+    from engine.cluster.certificates.pod_request import PodCertificate
 
 T = TypeVar("T")
 
@@ -86,6 +89,11 @@ class ClusterObjects(Protocol):
 
     async def trust_bundles(self, pod: Pod) -> Mapping[str, ClusterTrustBundle]:
         """Return the ClusterTrustBundles by name, for a pod that refers to some. Raises `KubengineError`."""
+
+    async def pod_certificate(self, pod: Pod, volume: str, index: int) -> PodCertificate:
+        """Return the key and the certificates of a podCertificate source: the name of its volume, and its
+        index there. Raises `KubengineError` while there are none.
+        """
 
     async def runtime_handler(self, pod: Pod) -> str:
         """Return the handler of the pod's RuntimeClass, or ''. Raises `NotFound` if the class is missing."""
@@ -152,6 +160,9 @@ class NoCluster:
 
     async def trust_bundles(self, pod: Pod) -> Mapping[str, ClusterTrustBundle]:
         raise InvalidInput("ClusterTrustBundle projection is not supported in static kubelet mode")
+
+    async def pod_certificate(self, pod: Pod, volume: str, index: int) -> PodCertificate:
+        raise Refused(_NONE, subject=f"pod certificate of volume {volume}")
 
     async def runtime_handler(self, pod: Pod) -> str:
         name = pod.spec.runtime_class_name

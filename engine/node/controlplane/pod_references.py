@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from engine.api.errors import NotFound, Unavailable
+from engine.api.errors import InvalidInput, NotFound, Unavailable
 from engine.api.objects.cluster_objects import (
     ClusterTrustBundle,
     ConfigMap,
@@ -34,13 +34,26 @@ from engine.node.controlplane.control_plane import (
     secret_names,
 )
 
+if TYPE_CHECKING:
+    from engine.cluster.certificates.pod_certificates import PodCertificates
+    from engine.cluster.certificates.pod_request import PodCertificate
+
 _STORAGE: Final = "/apis/storage.k8s.io/v1"
+NO_POD_CERTIFICATES: Final = (
+    "projected podCertificate: this node does not request any (the feature gate PodCertificateRequest is off)"
+)
 
 
 class PodReferences:
-    """Read objects in the pod's namespace; `clock` is monotonic."""
+    """Read objects in the pod's namespace; `clock` is monotonic. Without `certificates`, no pod gets one."""
 
-    def __init__(self, client: ApiClient, tasks: Tasks, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        client: ApiClient,
+        tasks: Tasks,
+        clock: Callable[[], float],
+        certificates: PodCertificates | None = None,
+    ) -> None:
         self._client = client
         self._listeners: list[Callable[[str], None]] = []
         self._objects = ReferredObjects(client, tasks, self._changed)
@@ -50,6 +63,9 @@ class PodReferences:
         # Changes of RuntimeClasses do not affect running pods: the class is read when a sandbox is created.
         self._classes = SharedWatch(client, self._kinds, _runtime_classes, lambda _: None)
         self._bundles = SharedWatch(client, self._kinds, partial(trust_bundles_of, client), self._changed)
+        self._certificates = certificates
+        if certificates is not None:
+            certificates.on_change(self._changed)
 
     async def run(self) -> None:
         """Follow the services until cancelled; other objects are followed while pods refer to them."""
@@ -58,6 +74,8 @@ class PodReferences:
     async def stop(self) -> None:
         await self._objects.stop()
         await self._kinds.stop()
+        if self._certificates is not None:
+            await self._certificates.stop()
 
     def follow(self, pod: Pod) -> None:
         namespace = pod.metadata.namespace
@@ -66,12 +84,16 @@ class PodReferences:
         self._objects.refer(pod.uid, wanted)
         self._classes.refer(pod.uid, needs=bool(pod.spec.runtime_class_name))
         self._bundles.refer(pod.uid, needs=names_trust_bundles(pod))
+        if self._certificates is not None:
+            self._certificates.follow(pod)
 
     def forget(self, uid: str) -> None:
         self._objects.refer(uid, ())
         self._classes.refer(uid, needs=False)
         self._bundles.refer(uid, needs=False)
         self._tokens.forget(uid)
+        if self._certificates is not None:
+            self._certificates.forget(uid)
 
     def on_change(self, changed: Callable[[str], None]) -> None:
         self._listeners.append(changed)
@@ -103,6 +125,11 @@ class PodReferences:
             return await self._bundles.all()
         except Unavailable as error:
             raise Unavailable(f"ClusterTrustBundle informer has not yet synced: {error}") from error
+
+    async def pod_certificate(self, pod: Pod, volume: str, index: int) -> PodCertificate:
+        if self._certificates is None:
+            raise InvalidInput(NO_POD_CERTIFICATES)
+        return await self._certificates.certificate(pod, volume, index)
 
     async def runtime_handler(self, pod: Pod) -> str:
         name = pod.spec.runtime_class_name

@@ -29,5 +29,12 @@ class PodOperations:
         )
         self.resizer = PodResizer(context, runtime, allocations, admission, self.stopper, metrics.resizes)
         self.statuses = StatusPublisher(
-            context, runtime, addresses, allocations, admission, services.probes, plane, metrics
+            context,
+            runtime,
+            addresses,
+            allocations,
+            admission,
+            services.probes,
+            services.pod_changed,
+            metrics,
         )

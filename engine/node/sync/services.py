@@ -176,9 +176,25 @@ class StartControl(msgspec.Struct, frozen=True):
         return cls(*limits, backoff)
 
 
+class PodListener(Protocol):
+    """Follow the pods of the node; `engine.node.podsapi.watchers.PodWatchers` implements it."""
+
+    def pod_changed(self, pod: Pod) -> None:
+        """Handle a pod's changed status, spec or metadata."""
+
+    def pod_gone(self, pod: Pod) -> None:
+        """Handle a pod that the node no longer has."""
+
+
+class PodChanged(Protocol):
+    """Pass on a pod's changed status; `may_run` is false once none of its containers runs or will run."""
+
+    def __call__(self, pod: Pod, *, may_run: bool) -> None: ...
+
+
 class Services(msgspec.Struct, frozen=True):
     """Hold the parts of a node that run its pods; `operations.PodOperations` passes each only what it
-    uses.
+    uses. `listeners` follow the pods besides the control plane.
     """
 
     context: NodeContext
@@ -193,3 +209,14 @@ class Services(msgspec.Struct, frozen=True):
     starts: StartControl
     control_plane: ControlPlane
     metrics: PodMetrics
+    listeners: list[PodListener] = []
+
+    def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
+        """Tell the control plane and the listeners about a pod's changed status."""
+        self.control_plane.pod_changed(pod, may_run=may_run)
+        self.describe_pod(pod)
+
+    def describe_pod(self, pod: Pod) -> None:
+        """Tell the listeners about metadata or conditions that came from the pod's source."""
+        for listener in self.listeners:
+            listener.pod_changed(pod)

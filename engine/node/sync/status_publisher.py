@@ -9,12 +9,17 @@ from engine.api.status import ResourceAmounts
 from engine.cgroups.formulas.containers import ContainerResources, status_resources
 from engine.cri.records import EXITED, ContainerRecord, PodRecord
 from engine.host.node_context import NodeContext
-from engine.node.controlplane.control_plane import ControlPlane
 from engine.node.nodeinfo.addresses import HostAddresses
 from engine.node.pod.life import LifeState, PodState
 from engine.node.pod.resize import ResizeState
 from engine.node.sync.pod_metrics import PodMetrics
-from engine.node.sync.services import Allocations, Probes, ResourceAccounting, RuntimeServices
+from engine.node.sync.services import (
+    Allocations,
+    PodChanged,
+    Probes,
+    ResourceAccounting,
+    RuntimeServices,
+)
 from engine.node.sync.status import FAILED, SUCCEEDED, StatusInputs, pod_status
 from engine.node.sync.termination_message import read_messages
 
@@ -30,7 +35,7 @@ class StatusPublisher:
         allocations: Allocations,
         admission: ResourceAccounting,
         probes: Probes,
-        control_plane: ControlPlane,
+        changed: PodChanged,
         metrics: PodMetrics,
     ) -> None:
         self._context = context
@@ -39,7 +44,7 @@ class StatusPublisher:
         self._allocations = allocations
         self._admission = admission
         self._probes = probes
-        self._control_plane = control_plane
+        self._changed = changed
         self._metrics = metrics
         self._logs = Path(context.config.pod_logs_dir)
         self._health = context.config.gate("ResourceHealthStatus", True)
@@ -70,7 +75,7 @@ class StatusPublisher:
             pod.status = current
             self._probes.remember(pod)
             self._metrics.status_published(pod, self._context.clock())
-            self._control_plane.pod_changed(pod, may_run=state.life.holds)
+            self._changed(pod, may_run=state.life.holds)
 
     def _inputs(self, state: PodState, record: PodRecord) -> StatusInputs:
         pod, life, end = state.pod, state.life, state.life.end

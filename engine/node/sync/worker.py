@@ -194,10 +194,12 @@ class PodWorker:
         self._apply_event(LifeEvent.REMOVE, grace=grace)
 
     def describe(self, metadata: ObjectMeta) -> None:
-        """Take changed labels and annotations of the same pod."""
+        """Take changed labels and annotations of the same pod, which may be ending."""
         self._state.pod.metadata = metadata
         self.wanted.metadata = metadata
-        self._services.volumes.manager.pod_changed(self._state.pod)
+        if self.life.wanted:  # the volumes of a pod that ends are removed, and need no newer contents
+            self._services.volumes.manager.pod_changed(self._state.pod)
+        self._services.describe_pod(self._state.pod)
         self.notify()
 
     def update_conditions(self, published: PodStatus) -> None:
@@ -205,6 +207,7 @@ class PodWorker:
         status = with_others(self._state.pod.status, published)
         if self.life.holds and status != self._state.pod.status:
             self._state.pod.status = status
+            self._services.describe_pod(self._state.pod)
             self.notify()
 
     def _apply_event(self, event: LifeEvent, end: PodEnd | None = None, grace: int | None = None) -> None:

@@ -10,23 +10,25 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from engine.admission.selectors import selects_labels
 from engine.api.errors import InvalidInput, KubengineError, NotFound
-from engine.api.objects.cluster_objects import ConfigMap, Secret
-from engine.api.pod import DownwardAPIVolume, Pod, Volume, VolumeProjection
+from engine.api.objects.cluster_objects import ClusterTrustBundle, ConfigMap, Secret
+from engine.api.pod import DownwardAPIVolume, Pod, ProjectedVolume, Volume, VolumeProjection
 from engine.api.quantity import Quantity
-from engine.api.references import ClusterTrustBundleProjection, KeyToPath, ServiceAccountTokenProjection
+from engine.api.references import (
+    ClusterTrustBundleProjection,
+    KeyToPath,
+    PodCertificateProjection,
+    ServiceAccountTokenProjection,
+)
 from engine.api.struct import PartlyShown
+from engine.cluster.certificates.pem import certificate_block, pem_blocks
 from engine.host.atomic_writer import PublishedFile
 from engine.node.controlplane.control_plane import ClusterObjects
 from engine.node.spec.environment import field_value, resource_value
 from engine.node.spec.security import effective_security
-from engine.node.volumes.trust_anchors import trust_anchors
 
 DEFAULT_FILE_MODE = 0o644
-NO_POD_CERTIFICATES = (
-    "projected podCertificate: this node does not request any (PodCertificateRequest is off by "
-    "default in v1.36)"
-)
 _OWN_MODE = 0o600
 
 Files = dict[str, PublishedFile]
@@ -67,18 +69,20 @@ class ContentSource(msgspec.Struct, frozen=True):
             return Contents(await self._secret(secret.secret_name, secret.items, mode, optional))
         if volume.projected is None:
             raise InvalidInput("unknown volume source")
-        return await self._projected(
-            volume.projected.sources or [], _or_default(volume.projected.default_mode)
-        )
+        return await self._projected(volume.name, volume.projected)
 
-    async def _projected(self, sources: Iterable[VolumeProjection], mode: int) -> Contents:
+    async def _projected(self, name: str, volume: ProjectedVolume) -> Contents:
         """Return the files of a projected volume; all errors are reported together."""
+        mode = _or_default(volume.default_mode)
         files: Files = {}
         renew_at = math.inf
         wrong: list[KubengineError] = []
-        for source in sources:
+        for index, source in enumerate(volume.sources or ()):
             try:
-                part = await self._part(source, mode)
+                if source.pod_certificate is not None:
+                    part = Contents(await self._certificate(name, index, source.pod_certificate, mode))
+                else:
+                    part = await self._part(source, mode)
             except KubengineError as error:
                 wrong.append(error)
                 continue
@@ -107,7 +111,7 @@ class ContentSource(msgspec.Struct, frozen=True):
             return await self._token(source.service_account_token, mode)
         if source.cluster_trust_bundle is not None:
             return await self._trust_bundle(source.cluster_trust_bundle, mode)
-        raise InvalidInput(NO_POD_CERTIFICATES)
+        return Contents({})
 
     async def _secret(self, name: str, items: list[KeyToPath] | None, mode: int, optional: bool) -> Files:
         try:
@@ -138,9 +142,20 @@ class ContentSource(msgspec.Struct, frozen=True):
         anchors = trust_anchors(wanted, await self.objects.trust_bundles(self.pod))
         return Contents({wanted.path: self._projected_file(anchors, mode)})
 
+    async def _certificate(
+        self, volume: str, index: int, wanted: PodCertificateProjection, mode: int
+    ) -> Files:
+        found = await self.objects.pod_certificate(self.pod, volume, index)
+        files = {
+            wanted.credential_bundle_path: found.key + found.chain,
+            wanted.key_path: found.key,
+            wanted.certificate_chain_path: found.chain,
+        }
+        return {path: self._projected_file(data, mode) for path, data in files.items() if path}
+
     def _projected_file(self, data: bytes, mode: int) -> PublishedFile:
-        """Return a file of a token or trust bundle: mode 0600 if one user or the fsGroup reads it, else
-        `mode`.
+        """Return a file of a token, a certificate or a trust bundle: mode 0600 if one user or the fsGroup
+        reads it, else `mode`.
         """
         context, user = self.pod.spec.security_context, only_user(self.pod)
         if user is not None or (context is not None and context.fs_group is not None):
@@ -187,3 +202,41 @@ def only_user(pod: Pod) -> int | None:
 
 def _or_default(mode: int | None) -> int:
     return DEFAULT_FILE_MODE if mode is None else mode
+
+
+def trust_anchors(wanted: ClusterTrustBundleProjection, bundles: Mapping[str, ClusterTrustBundle]) -> bytes:
+    """Return the certificates as PEM; empty if there are none and the source is optional.
+
+    Each certificate is there once, in a stable order; a kubelet v1.36 (`pkg/kubelet/clustertrustbundle`)
+    shuffles them at each start. `bundles` are the cluster's by name. Raises `NotFound` in the kubelet's
+    words, and `InvalidInput` for a source with neither a name nor a signer.
+    """
+    return _pem(_selected(wanted, bundles))
+
+
+def _selected(
+    wanted: ClusterTrustBundleProjection, bundles: Mapping[str, ClusterTrustBundle]
+) -> list[ClusterTrustBundle]:
+    """Select bundles by signer: none without a selector, all with an empty one."""
+    if wanted.name is not None:
+        found = [bundles[wanted.name]] if wanted.name in bundles else []
+        text = f'clustertrustbundle.certificates.k8s.io "{wanted.name}" not found'
+        missing = f"while getting ClusterTrustBundle: {text}"
+    elif wanted.signer_name is not None:
+        found = [
+            bundle
+            for bundle in bundles.values()
+            if bundle.spec.signer_name == wanted.signer_name
+            and selects_labels(wanted.label_selector, bundle.metadata.labels or {})
+        ]
+        missing = "combination of signerName and labelSelector matched zero ClusterTrustBundles"
+    else:
+        raise InvalidInput("ClusterTrustBundle projection requires either name or signerName to be set")
+    if not found and not wanted.optional:
+        raise NotFound(missing)
+    return found
+
+
+def _pem(bundles: Iterable[ClusterTrustBundle]) -> bytes:
+    anchors = {anchor for bundle in bundles for anchor in pem_blocks(bundle.spec.trust_bundle)}
+    return "".join(map(certificate_block, sorted(anchors))).encode()

@@ -14,7 +14,7 @@ from engine.api.errors import InvalidInput, NotFound
 from engine.api.meta import ObjectMeta
 from engine.api.objects.cluster_objects import ClusterTrustBundle, ClusterTrustBundleSpec
 from engine.api.references import ClusterTrustBundleProjection, LabelSelector, LabelSelectorRequirement
-from engine.node.volumes.trust_anchors import trust_anchors
+from engine.node.volumes.contents import trust_anchors
 from engine.runtime.hollow import HollowRuntime
 from tests.cluster_rig import Cluster, Joined
 from tests.node.controlplane.test_cluster_volumes import (

@@ -162,20 +162,6 @@ async def test_a_token_readable_in_the_pod_is_unreadable_on_the_host(
     assert "Permission denied" in refused.stderr
 
 
-async def test_a_pod_certificate_is_refused_with_the_reason(joined: Joined, cluster: Cluster) -> None:
-    """Beside what the volume may have besides."""
-    secret(cluster, a=b"1")
-    await joined.start()
-    wanted = {"signerName": "example.com/s", "keyType": "ED25519", "credentialBundlePath": "c.pem"}
-    sources = [{"secret": {"name": "s"}}, {"podCertificate": wanted}]
-    await run_with(cluster, {"projected": {"sources": sources}})
-    await eventually(lambda: len(messages(joined, "FailedMount")) == 1)
-    assert messages(joined, "FailedMount") == [
-        'MountVolume.SetUp failed for volume "v" : projected podCertificate: this node does not request any '
-        "(PodCertificateRequest is off by default in v1.36)"
-    ]
-
-
 async def test_a_token_that_is_not_given_is_waited_for(joined: Joined, cluster: Cluster) -> None:
     cluster.server.fail(403, path="/token$", times=2)
     await joined.start()
