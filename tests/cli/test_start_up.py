@@ -255,10 +255,12 @@ def test_stand_ins_for_introspection_answer_as_python_does() -> None:
     @functools.wraps(waits)
     def wrapped() -> None: ...
 
-    for value in (waits, wrapped, len, Path.exists, Path().exists, functools.partial(wrapped), int):
+    partials = [functools.partial(function) for function in (waits, wrapped)]
+    for value in (waits, wrapped, len, Path.exists, Path().exists, *partials, int):
         assert STAND_INS["iscoroutinefunction"](value) == inspect.iscoroutinefunction(value)
         assert STAND_INS["isfunction"](value) == inspect.isfunction(value)
         assert STAND_INS["unwrap"](value) == inspect.unwrap(value)
+        assert STAND_INS["unwrap"](value, stop=callable) == inspect.unwrap(value, stop=callable)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")

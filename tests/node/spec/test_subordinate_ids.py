@@ -48,12 +48,13 @@ async def test_a_user_is_one_of_the_machines_own_file(
 ):
     """As for the kubelet, which does not ask directory services."""
     answer("0: kubelet 65536 65536\n")
-    monkeypatch.setattr(room, "USER", "kubelet")
-    monkeypatch.setattr(room, "PASSWD", tmp_path / "passwd")
+    monkeypatch.setattr("engine.node.spec.subordinate_ids.USER", "kubelet")
+    passwd = tmp_path / "passwd"
+    monkeypatch.setattr("engine.node.spec.subordinate_ids.PASSWD", passwd)
     assert await subordinate_ids() is None
-    room.PASSWD.write_text("root:x:0:0::/root:/bin/sh\nkubelets:x:7:7::/:/bin/sh\n")
+    passwd.write_text("root:x:0:0::/root:/bin/sh\nkubelets:x:7:7::/:/bin/sh\n")
     assert await subordinate_ids() is None
-    room.PASSWD.write_text("root:x:0:0::/root:/bin/sh\nkubelet:x:7:7::/:/bin/sh\n")
+    passwd.write_text("root:x:0:0::/root:/bin/sh\nkubelet:x:7:7::/:/bin/sh\n")
     assert await subordinate_ids() == range(65536, 131072)
 
 
