@@ -219,6 +219,19 @@ def test_delays_before_the_first_observation_are_taken_from_the_kubelet() -> Non
     assert by_kind(found)["back-off default/p/c attempt 4"] == ("80 s", "80 s")
 
 
+def test_the_delay_of_a_container_is_kept_beside_one_whose_name_is_its_beginning() -> None:
+    comparer = RestartComparer()
+    containers = [{"name": name, "image": "i"} for name in ("c", "c2")]
+    ended = ran(3, code=1, at=100, name="c2")
+    (of_other,) = container_status(waiting("40s"), 3, name="c2")["containerStatuses"]
+    for state in ({"running": {}}, waiting("10s")):
+        (of_c,) = container_status(state, 1)["containerStatuses"]
+        one = pod("p", {"containers": containers}, containerStatuses=[of_c, of_other])
+        newest = ran(1, code=None if "running" in state else 1, at=110)
+        found = by_kind(list(comparer.compare(observed([one], [record(one, newest, ended)]))))
+    assert found["back-off default/p/c2 attempt 3"] == ("40 s", "40 s")
+
+
 @pytest.mark.parametrize(
     ("pauses", "probe", "expected"),
     [

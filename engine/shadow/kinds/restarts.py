@@ -82,7 +82,7 @@ class RestartComparer:
                     yield from _compare_restarted(pod, container, record, newest)
         for key in self._tracked.keys() - present:
             del self._tracked[key]
-            backoff.forget("/".join(key))
+            backoff.reset("/".join(key))
 
     def _current_backoff(self, config: KubeletConfiguration, started: float) -> Backoff:
         """Return the delays of this kubelet. A kubelet that restarts has lost all delays."""
@@ -193,7 +193,7 @@ def capped_delay(config: KubeletConfiguration, delay: float) -> float:
 
 def _set_delay(backoff: Backoff, name: str, newest: ContainerRecord, delay: float) -> None:
     """Set the delay of a container to `delay` seconds, by as many failures as lead to it."""
-    backoff.forget(name)
+    backoff.reset(name)
     for _ in range(_MAX_FAILURES):
         if backoff.delay(name) >= delay:
             return
