@@ -6,7 +6,7 @@ part of its name before the first dot.
 
 from __future__ import annotations
 
-import os
+import mmap
 from collections.abc import Collection, Sequence
 from typing import Final, Literal
 
@@ -27,7 +27,7 @@ from engine.cgroups.formulas.file_names import (
 from engine.cgroups.formulas.values import GroupValues
 from engine.host.cgroupfs.mounts import Mounts
 
-PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+PAGE: Final = mmap.PAGESIZE
 V1_UNLIMITED: Final = (2**63 - 1) // PAGE * PAGE
 UNLIMITED: Final = {1: "-1", 2: "max"}
 MEMORY_LIMIT: Final = {1: "memory.limit_in_bytes", 2: "memory.max"}

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -27,6 +27,7 @@ from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cgroups import inspection
+from engine.cgroups.formulas.checks import Finding
 from engine.cgroups.formulas.conversion import DEFAULT_PERIOD_US, milli_cpu_to_quota
 from engine.cgroups.formulas.file_names import CPU_BURST, CPU_IDLE, CPU_USAGE
 from engine.cgroups.formulas.levels import Contribution
@@ -43,9 +44,6 @@ from engine.cgroups.slices import Slices
 from engine.cgroups.tree import CgroupTree
 from engine.host.cgroupfs.mounts import CgroupHierarchy, Mounts, find_mounts
 from engine.metrics import Registry
-
-if TYPE_CHECKING:
-    from engine.cgroups.formulas.checks import Finding
 
 DURATION_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 

@@ -13,14 +13,9 @@ import sys
 from importlib import import_module
 from typing import Any, NoReturn
 
-from engine.cli.agent.postponed import INTROSPECTION, lean_datetime, postpone, without_unused_types
+import click
 
-postpone(INTROSPECTION)
-lean_datetime()
-with without_unused_types():
-    import click
-
-from engine.api.errors import Bug, InvalidInput, KubengineError  # noqa: E402 - after what click must not load
+from engine.api.errors import Bug, InvalidInput, KubengineError
 
 __all__ = ["COMMANDS", "KUBECTL", "kubectl_plugin", "main"]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.api import cpu_set as cpu_sets
 from engine.api.pod import Pod
 from engine.cpumanager.options import NONE, STATIC
+from engine.cpumanager.static_policy import StaticCpuPolicy
 from engine.cpumanager.topology import CpuTopology
-
-if TYPE_CHECKING:
-    from engine.cpumanager.static_policy import StaticCpuPolicy
 
 Description = dict[str, Any]
 

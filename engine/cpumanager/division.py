@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from engine.api import cpu_set as cpu_sets
 from engine.api.decisions import Decisions
@@ -13,11 +12,9 @@ from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.cpumanager.recent_use import RecentCpuUse
 from engine.cpumanager.shared_cpus import SharedCpus, SharingPod
+from engine.cpumanager.static_policy import StaticCpuPolicy
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
-
-if TYPE_CHECKING:
-    from engine.cpumanager.static_policy import StaticCpuPolicy
 
 INTERVAL = 10.0
 STEP_SECONDS = 30.0

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -21,7 +21,7 @@ from engine.api.events import WARNING
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import CPU, has_pod_level_resources
-from engine.cpumanager import baselines, static_policy
+from engine.cpumanager import baselines
 from engine.cpumanager.checkpoint import CpuCheckpoint, decode, encode
 from engine.cpumanager.description import describe_machine, describe_policy
 from engine.cpumanager.division import Division
@@ -31,6 +31,7 @@ from engine.cpumanager.options import NONE, STATIC, StaticOptions, check_policy
 from engine.cpumanager.resizing import Align, fewer_than_requested, resized_cpus
 from engine.cpumanager.restoring import LostCpus, RestoredCpus, restore
 from engine.cpumanager.state import CpuState
+from engine.cpumanager.static_policy import StaticCpuPolicy, check_reserved_amount, reserved_cpus
 from engine.cpumanager.system_processes import SystemProcesses
 from engine.cpumanager.topology import CpuTopology
 from engine.host.node_context import NodeContext
@@ -39,9 +40,6 @@ from engine.topologymanager.lost_allocations import LostAllocations
 from engine.topologymanager.pod_level import manages_whole_pod
 from engine.topologymanager.policy import ANYWHERE, Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError, CannotResize
-
-if TYPE_CHECKING:
-    from engine.cpumanager.static_policy import StaticCpuPolicy
 
 FILE_NAME = "cpu_manager_state"
 QUOTA_GATE = "DisableCPUQuotaWithExclusiveCPUs"
@@ -104,7 +102,7 @@ class CpuManager:
         self._system: SystemProcesses | None = None
         self.policy: StaticCpuPolicy | None = None
         if config.cpu_manager_policy == STATIC:
-            static_policy.check_reserved_amount(reserved)
+            check_reserved_amount(reserved)
             self._options = StaticOptions.from_config(config)
             self.policy = self._made(CpuState(0))
             self._metrics = CpuMetrics(context.registry, self.policy)
@@ -131,9 +129,9 @@ class CpuManager:
         """Create the policy for the current machine, and set the pool of `state`."""
         topology = self._readers.topology()
         self._options.check(topology, self._config.topology_manager_policy)
-        reserved = static_policy.reserved_cpus(topology, self._options, self._reserved_amount, self._named)
+        reserved = reserved_cpus(topology, self._options, self._reserved_amount, self._named)
         state.pool = topology.cpus & ~(reserved if self._options.strict_reservation else 0)
-        return static_policy.StaticCpuPolicy(
+        return StaticCpuPolicy(
             topology, reserved, self._options, self._numa, state, pod_level=self._pod_level
         )
 

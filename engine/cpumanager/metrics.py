@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from engine.cpumanager.static_policy import StaticCpuPolicy
 from engine.metrics import Registry
 from engine.topologymanager.alignment_metrics import (
     CONTAINER,
@@ -12,9 +12,6 @@ from engine.topologymanager.alignment_metrics import (
     UNCORE_CACHE,
     AlignmentMetrics,
 )
-
-if TYPE_CHECKING:
-    from engine.cpumanager.static_policy import StaticCpuPolicy
 
 
 class CpuMetrics:

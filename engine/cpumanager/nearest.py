@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from engine.cpumanager import static_policy
+from engine.cpumanager.static_policy import StaticCpuPolicy, take_by_topology
 from engine.topologymanager.policy import Hint
-
-if TYPE_CHECKING:
-    from engine.cpumanager.static_policy import StaticCpuPolicy
 
 
 def nearest_cpus(policy: StaticCpuPolicy, held: int, free: int, count: int, hint: Hint) -> int:
@@ -30,5 +25,5 @@ def nearest_cpus(policy: StaticCpuPolicy, held: int, free: int, count: int, hint
         left = free & cpus & ~taken
         missing = min(count - taken.bit_count(), left.bit_count())
         if missing:
-            taken |= static_policy.take_by_topology(topology, policy.options, left, missing // unit * unit)
+            taken |= take_by_topology(topology, policy.options, left, missing // unit * unit)
     return taken

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING
 
 from engine.api import cpu_set as cpu_sets
 from engine.api.pod import Container, Pod
 from engine.api.resources import CPU
-from engine.cpumanager import static_policy
 from engine.cpumanager.nearest import nearest_cpus
+from engine.cpumanager.static_policy import StaticCpuPolicy, take_by_topology
 from engine.topologymanager.policy import Hint, Hints
 from engine.topologymanager.provider import CannotResize
-
-if TYPE_CHECKING:
-    from engine.cpumanager.static_policy import StaticCpuPolicy
 
 Align = Callable[[Container | None, Mapping[str, Hints]], Hint | None]
 """Merges hints of CPUs with what the container, or the whole pod for None, holds of other resources. Returns
@@ -97,7 +93,7 @@ def _shrunk(policy: StaticCpuPolicy, name: str, held: int, baseline: int, count:
             never=True,
         )
     _check_cores(policy, name, count)
-    return baseline | static_policy.take_by_topology(
+    return baseline | take_by_topology(
         policy.topology, policy.options, held & ~baseline, count - baseline.bit_count()
     )
 

@@ -7,7 +7,7 @@ share them all, as in a kubelet.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from engine.api import cpu_set as cpu_sets
 from engine.api.errors import InvalidInput
@@ -15,13 +15,10 @@ from engine.api.kubengine_config import CpuPool, CpusSection
 from engine.api.pod import Pod
 from engine.api.qos import BURSTABLE, qos_class
 from engine.api.resources import CPU, pod_requests
-from engine.cpumanager import static_policy
 from engine.cpumanager.nearest import nearest_cpus
 from engine.cpumanager.recent_use import MILLI, RecentCpuUse
+from engine.cpumanager.static_policy import StaticCpuPolicy, take_by_topology
 from engine.topologymanager.policy import ANYWHERE
-
-if TYPE_CHECKING:
-    from engine.cpumanager.static_policy import StaticCpuPolicy
 
 
 class SharingPod(NamedTuple):
@@ -180,9 +177,7 @@ def _bounded(pool: CpuPool, milli: int, members: Sequence[SharingPod]) -> int:
 
 def _some_of(policy: StaticCpuPolicy, cpus: int, wanted: int) -> int:
     return (
-        static_policy.take_by_topology(policy.topology, policy.options, cpus, wanted)
-        if cpus.bit_count() > wanted
-        else cpus
+        take_by_topology(policy.topology, policy.options, cpus, wanted) if cpus.bit_count() > wanted else cpus
     )
 
 
@@ -192,7 +187,7 @@ def _grown(policy: StaticCpuPolicy, cpus: int, free: int, wanted: int) -> int:
     if not missing:
         return cpus
     if not cpus:
-        return static_policy.take_by_topology(policy.topology, policy.options, free, missing)
+        return take_by_topology(policy.topology, policy.options, free, missing)
     return cpus | nearest_cpus(policy, cpus, free, missing, ANYWHERE)
 
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from engine.api.errors import Bug
 from engine.devices.checkpoint import CheckpointEntry
 from engine.wire import cri_v1_pb2 as cri
-from engine.wire import deviceplugin_v1beta1_pb2 as wire
+from engine.wire.deviceplugin_v1beta1_pb2 import ContainerAllocateResponse
 
 _Kept = TypeVar("_Kept")
 _NAMED = 5
@@ -49,7 +49,7 @@ def run_options(entries: Iterable[CheckpointEntry]) -> DeviceRunOptions:
 
     for entry in sorted(entries, key=lambda entry: entry.resource_name):
         try:
-            answer = wire.ContainerAllocateResponse.FromString(entry.alloc_resp or b"")
+            answer = ContainerAllocateResponse.FromString(entry.alloc_resp or b"")
         except DecodeError as error:
             raise Bug(f"unreadable Allocate response: {error}", subject=entry.resource_name) from error
         for name, value in sorted(answer.envs.items()):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -27,14 +27,12 @@ from engine.memorymanager.checkpoint import MemoryCheckpoint, PodBlocks, decode,
 from engine.memorymanager.reservation import reserved_memory
 from engine.memorymanager.restoring import LostMemory, restore
 from engine.memorymanager.state import Block, MemoryState, NodeMemory, NodeState, unused
+from engine.memorymanager.static_policy import StaticMemoryPolicy
 from engine.metrics import Registry
 from engine.topologymanager.lost_allocations import LostAllocations
 from engine.topologymanager.pod_level import manages_whole_pod
 from engine.topologymanager.policy import ANYWHERE, Hint, Hints, Numa
 from engine.topologymanager.provider import AllocationError, CannotResize
-
-if TYPE_CHECKING:
-    from engine.memorymanager.static_policy import StaticMemoryPolicy
 
 FILE_NAME = "memory_manager_state"
 NONE, STATIC = "None", "Static"
@@ -81,8 +79,6 @@ class MemoryManager:
         )
         self.policy: StaticMemoryPolicy | None = None
         if policy == STATIC:
-            from engine.memorymanager.static_policy import StaticMemoryPolicy
-
             kept = reserved_memory(numa.nodes, reserved, config.reserved_memory or ())
             self._unused = unused(machine(), kept)
             self.policy = StaticMemoryPolicy(numa, MemoryState(self._fresh()), pod_level=self._pod_level)

@@ -17,6 +17,7 @@ from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
 from engine.api.node import Node
 from engine.api.pod import Pod
+from engine.cgroups.best_effort_limiter import BestEffortLimiter
 from engine.cgroups.manager import CgroupManager
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.containers.manager import ContainerGC
@@ -209,8 +210,6 @@ class Managers:
         rules = self._cgroups.settings.best_effort_limit
         if rules is None or not isinstance(self._cgroups, CgroupManager):
             return []
-        from engine.cgroups.best_effort_limiter import BestEffortLimiter
-
         decisions, tasks = self._context.decisions, self._context.tasks
         return [BestEffortLimiter(self._cgroups, rules, decisions=decisions, tasks=tasks)]
 

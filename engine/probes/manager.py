@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import resource
 import threading
 from collections.abc import Callable
@@ -28,10 +29,10 @@ from engine.api.pod import Pod
 from engine.api.status import PodStatus
 from engine.host.node_context import NodeContext
 from engine.metrics import Registry
-from engine.probes import library
 from engine.probes.beyond import beyond
 from engine.probes.exec_tree import Leftovers
 from engine.probes.kills import KillBudget, owner_of
+from engine.probes.library import LibraryProbeOutcome, run
 from engine.probes.messages import Reason
 from engine.probes.networks import NETWORK_OF_THE_NODE, PodNetworks
 from engine.probes.request import exec_request, url_host
@@ -55,11 +56,6 @@ _NETWORK_RETRIES = RetryDelays(0.1, 30.0)
 NEWS_PUBLISHED, NEWS_OUTCOME, NEWS_DUE, NEWS_SLOW = 1, 2, 8, 16
 
 log = logging.getLogger("kubengine.probes")
-
-
-def _chance() -> float:
-    """Return a random number from 0 up to 1; nothing else here would need the module `random`."""
-    return int.from_bytes(os.urandom(4)) / 2**32
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
@@ -90,7 +86,7 @@ class ProbeManager:
         on_result: Callable[[ProbeResult], None],
         runtime_socket: Path | None = None,
         networks: PodNetworks | None = None,
-        jitter: Callable[[], float] = _chance,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         section = context.kubengine_config.probes
         check_section(section)
@@ -520,12 +516,12 @@ class ProbeManager:
             if self._workers[worker.key] is not worker:
                 return
             try:
-                found = await library.run(spec, *worker.target(), worker.network)
+                found = await run(spec, *worker.target(), worker.network)
             except KubengineError as error:
-                found = library.LibraryProbeOutcome(rule.OUTCOME_ERROR, str(error))
+                found = LibraryProbeOutcome(rule.OUTCOME_ERROR, str(error))
             except Exception as error:
                 log.exception("%s probe of %s", spec.type, worker.container.pod.pod.full_name)
-                found = library.LibraryProbeOutcome(rule.OUTCOME_ERROR, f"{type(error).__name__}: {error}")
+                found = LibraryProbeOutcome(rule.OUTCOME_ERROR, f"{type(error).__name__}: {error}")
         if self._workers[worker.key] is worker:
             if found.text:
                 worker.output = found.text

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast.ranking import eviction_ranking
+from engine._fast.ranking.eviction_ranking import order_by_count, order_by_excess
 from engine.api.pod import Pod
 from engine.tables.columns import PodColumns, Rows
 from engine.tables.names import EPHEMERAL_STORAGE_ID, MEMORY_ID
@@ -69,10 +69,8 @@ def standing_order(pods: Standing, by: Ranked, usage: Integers, known: Integers)
     """Return positions int32[n], first to be evicted first; `usage` and `known` as for `eviction_order`."""
     # `rankPIDPressure` has no requests to compare with.
     if by == "processes":
-        return eviction_ranking.order_by_count(usage, known, pods.priority)
-    return eviction_ranking.order_by_excess(
-        usage, known, pods.request, pods.fraction, pods.priority, by == "inodes"
-    )
+        return order_by_count(usage, known, pods.priority)
+    return order_by_excess(usage, known, pods.request, pods.fraction, pods.priority, by == "inodes")
 
 
 def eviction_order(

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from engine._fast.preemption.requests import Filler
-from engine._fast.ranking import eviction_ranking
+from engine._fast.ranking.eviction_ranking import look_up
 from engine.api.errors import Bug, InvalidInput
 from engine.api.pod import Pod
 from engine.tables.amounts import PodEntry, pod_entry
@@ -266,7 +266,7 @@ class PodTable:
         self, pods: Sequence[Pod], usage: dict[str, Any], name: str
     ) -> tuple[array[int], array[int], array[int]]:
         """Return for each pod its row (-1: none), the amount `name` of its usage, and whether it is known."""
-        return eviction_ranking.look_up(pods, usage, self._row_of, name)
+        return look_up(pods, usage, self._row_of, name)
 
     def uid(self, row: int) -> str:
         return self._uids[row]

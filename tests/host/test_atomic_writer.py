@@ -14,7 +14,7 @@ import pytest
 from engine.api.errors import InvalidInput
 from engine.host import atomic_writer as published
 from engine.host.atomic_writer import PublishedFile, publish
-from engine.host.safe_open import opened, write_regular
+from engine.host.safe_open import create_regular, opened
 
 NOW = 1_700_000_000.0
 SECRET = "the host's own"
@@ -232,9 +232,9 @@ def test_a_failure_leaves_the_old_set_whole(
         written += 1
         if written == fails_at:
             raise OSError(28, "No space left on device")
-        write_regular(*args, **named)  # type: ignore[arg-type]
+        create_regular(*args, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(published, "write_regular", full)
+    monkeypatch.setattr(published, "create_regular", full)
     with pytest.raises(OSError, match="No space"):
         show(volume, {"a": text("2"), "b": text("2"), "c": text("2")})
     assert sorted(os.listdir(volume)) == before

@@ -94,6 +94,8 @@ MAY_TOUCH = {
     ("node/volumes/local_devices.py", "listdir"): AGENTS_OWN,
     ("node/volumes/local_devices.py", "mkdir"): AGENTS_OWN,
     ("node/volumes/local_devices.py", "stat"): "the host's owner names this path",
+    ("node/volumes/pod_volumes.py", "exists"): AGENTS_OWN,
+    ("node/volumes/pod_volumes.py", "listdir"): AGENTS_OWN,
     ("node/volumes/project_ids.py", "glob"): AGENTS_OWN,
     ("node/volumes/project_ids.py", "read_text"): "the host's own /etc/projects and /etc/projid",
     ("node/volumes/project_ids.py", "replace"): "of a text",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ from engine.api.errors import Bug, InvalidInput, Refused, Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.status import PodStatus
-from engine.server.http.connection import _PHRASES
 from tests.server.served import WITHOUT_DEBUGGING, View
 
 
@@ -317,11 +315,3 @@ async def test_unknown_pages_and_methods(serve: Any) -> None:
     assert (await served.get("/nothing")).status == 404
     assert (await served.ask("DELETE", "/pods")).status == 405
     assert (await served.ask("HEAD", "/pods")).body == b""
-
-
-def test_phrases_are_those_of_python_where_its_versions_agree() -> None:
-    """Python 3.13 renamed 413, 414 and 422."""
-    renamed = {413, 414, 422}
-    assert {status: HTTPStatus(status).phrase for status in _PHRASES if status not in renamed} == {
-        status: phrase for status, phrase in _PHRASES.items() if status not in renamed
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 
 from engine.api.encoding.json_text import encode_json
 
@@ -15,8 +16,6 @@ def go_number(number: int | float) -> str:
     """Return a number as Go's JSON encoder writes it: without an exponent from 1e-6 up to 1e21."""
     if isinstance(number, int) or not (number == 0 or 1e-6 <= abs(number) < 1e21):
         return str(number)
-    from decimal import Decimal
-
     return f"{Decimal(repr(number)):f}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import mmap
 import re
 from collections.abc import Mapping
 
@@ -152,7 +152,7 @@ class CgroupSettings(msgspec.Struct, frozen=True):
                 memory_reserved=reserves,
                 tiered_memory=reserves,
                 throttling_factor=config.memory_throttling_factor,
-                page_size=os.sysconf("SC_PAGE_SIZE"),
+                page_size=mmap.PAGESIZE,
                 cgroup_v2=cgroup_v2,
                 swap_controller=swap_controller,
                 swap_capacity=swap_capacity,

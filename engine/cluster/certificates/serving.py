@@ -21,6 +21,7 @@ import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import KubengineError, Refused
+from engine.cluster.certificates.openssl import new_key, self_signed
 from engine.cluster.certificates.store import CertificateStore
 from engine.host.files import replace_file
 
@@ -75,8 +76,6 @@ class ServingCertificate:
             log.error("no certificate to serve with: %s", error)
 
     async def _make(self) -> None:
-        from engine.cluster.certificates.openssl import new_key, self_signed
-
         key = await new_key()
         host = self._host_name
         certificate = await self_signed(key, f"{host}@{self._clock():.0f}", [host], SELF_SIGNED_DAYS)

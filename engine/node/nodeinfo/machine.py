@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,10 +21,7 @@ from engine.host.cgroupfs.usage import CgroupUsage, HeldFile, machine_memory
 
 PIDS = "pid"
 MEMINFO = Path("/proc/meminfo")
-OS_RELEASE = (Path("/etc/os-release"), Path("/usr/lib/os-release"))
 _SEMANTIC = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
-_PRETTY_NAME = re.compile(r"^PRETTY_NAME=([\"']?)(?P<name>.*)\1$", re.MULTILINE)
-_ESCAPED = re.compile(r"\\([\\$\"'`])")
 _NUMBERS = re.compile(r"\d+(\.\d+)+")
 KUBELET = "v1.36.2"
 """The version of the kubelet that the agent behaves like; control planes compare versions and ignore what
@@ -120,7 +118,7 @@ def max_pids() -> int:
 
 def architecture() -> str:
     """Return the processor architecture by Go's name, as images, labels and metrics have it."""
-    return go_architecture(os.uname().machine)
+    return go_architecture(platform.machine())
 
 
 def node_labels(name: str) -> dict[str, str]:
@@ -147,7 +145,7 @@ def node_info(runtime: str) -> dict[str, Any]:
         "systemUUID": _system_uuid(),
         "machineID": machine_id.read_text().strip() if machine_id.exists() else "",
         "bootID": boot_id(),
-        "kernelVersion": os.uname().release,
+        "kernelVersion": platform.release(),
         "osImage": _os_name(),
         "containerRuntimeVersion": runtime,
         "operatingSystem": "linux",
@@ -183,12 +181,10 @@ def boot_id() -> str:
 
 
 def _os_name() -> str:
-    """Return PRETTY_NAME of os-release(5), or Linux without one."""
-    for file in OS_RELEASE:
-        with contextlib.suppress(OSError):
-            found = _PRETTY_NAME.search(file.read_text())
-            return _ESCAPED.sub(r"\1", found["name"]) if found else "Linux"
-    return "Linux"
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
+    except OSError:
+        return "Linux"
 
 
 def device_name(major: int, minor: int) -> str:

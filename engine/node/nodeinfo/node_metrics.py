@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -23,7 +23,7 @@ def _build() -> dict[str, str]:
         "major": major,
         "minor": minor,
         "git_version": version,
-        "compiler": sys.implementation.name.replace("cpython", "CPython"),
+        "compiler": platform.python_implementation(),
         "platform": f"linux/{architecture()}",
     }
 

@@ -6,12 +6,12 @@ import asyncio
 import fcntl
 import socket
 import struct
+import termios
 from collections.abc import Awaitable, Callable
 
 CHECK_SECONDS = 1.0
 CLOSE_SECONDS = 24 * 3600.0  # close_when_read aborts the connection long before
 _TCP_INFO = 128
-SIOCOUTQ = 0x5411  # bytes that were not acknowledged, include/uapi/asm-generic/ioctls.h
 _ACKNOWLEDGED = struct.Struct("120xQ")  # tcpi_bytes_acked, include/uapi/linux/tcp.h
 
 
@@ -68,7 +68,7 @@ def _queued(writer: asyncio.StreamWriter) -> int:
     peer = _socket(writer)
     if peer is None:
         return 0
-    size: int = struct.unpack("i", fcntl.ioctl(peer.fileno(), SIOCOUTQ, bytes(4)))[0]
+    size: int = struct.unpack("i", fcntl.ioctl(peer.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
     return size
 
 

@@ -99,7 +99,7 @@ async def test_a_crashing_container_backs_off(rig: Rig):
 
 
 async def test_a_back_off_is_written_as_go_writes_durations(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda most: Backoff(first=80.0))
+    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda *_: Backoff(first=80.0))
     await rig.start()
     rig.write("crash", {"containers": [container()]}, annotations={f"{EXIT}exit-after": "10ms"})
 
@@ -116,7 +116,7 @@ async def test_a_back_off_is_written_as_go_writes_durations(rig: Rig, monkeypatc
 async def test_a_new_image_ends_a_back_off(
     joined: Joined, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda most: Backoff(first=300.0))
+    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda *_: Backoff(first=300.0))
     await joined.start()
     annotations = {f"{EXIT}exit-after": "10ms"}
     await cluster.run("p", containers=[container()], annotations=annotations)
@@ -165,7 +165,7 @@ async def test_a_container_that_its_probe_ends_backs_off_one_restart_later(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     """As in the kubelet, a container that was just killed does not count yet when its successor starts."""
-    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda most: Backoff(first=300.0))
+    monkeypatch.setattr("engine.containers.backoff.Backoff", lambda *_: Backoff(first=300.0))
     await rig.start()
     probe = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
     annotations = {f"{EXIT}exec-exit-code": "1"}
