@@ -418,7 +418,7 @@ class RuntimeWatch:
         if self._on_event is not None:
             self._on_event(event)
         sandbox = event.pod_sandbox_status
-        if self._is_outdated(event):
+        if self._removed and self._is_outdated(event):
             return
         record = self._record(sandbox.labels)
         if record is None:
