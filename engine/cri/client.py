@@ -406,13 +406,10 @@ class RuntimeClient:
         patience = self._timeout if timeout is None else timeout
         try:
             data = await self._answer(service, streamed or name, request, patience, is_stream=bool(streamed))
-        except Unimplemented:
-            if streamed is None:
+        except Refused as error:
+            if streamed is None or not isinstance(error, Unimplemented):
                 self._errors.inc(operation)
                 raise
-        except Refused:
-            self._errors.inc(operation)
-            raise
         else:
             return self._made(name, read, data)
         finally:
