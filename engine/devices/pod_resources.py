@@ -64,6 +64,11 @@ class RateLimit:
         self._tokens -= 1
         return True
 
+    def check(self) -> None:
+        """Let a request pass. Raises CallFailed with the kubelet's words if too many came before it."""
+        if not self.take():
+            raise CallFailed(RESOURCE_EXHAUSTED, "rejected by rate limit")
+
 
 class ClaimedDevice(Protocol):
     """Describe a device of a claim, as its driver named it."""
@@ -177,8 +182,7 @@ class PodResourcesServer:
 
     def answer(self, version: str, kind: str, make: Callable[[], Answer]) -> Answer:
         """Count a request, apply the rate limit, and answer it. Raises CallFailed."""
-        if not self._limit.take():
-            raise CallFailed(RESOURCE_EXHAUSTED, "rejected by rate limit")
+        self._limit.check()
         self._counters["requests_total"].inc(version)
         self._counters[f"requests_{kind}"].inc(version)
         try:

@@ -18,6 +18,7 @@ from engine.api.pod import Pod
 from engine.api.references import PodCertificateProjection
 from engine.api.struct import PartlyShown, Struct
 from engine.cluster.certificates.pem import certificates_only
+from engine.cluster.certificates.request import Condition
 
 API_VERSION: Final = "certificates.k8s.io/v1beta1"
 RESOURCE: Final = "podcertificaterequests"
@@ -27,14 +28,8 @@ ISSUED: Final = "Issued"
 _VERBS: Final = {DENIED: "was denied", FAILED: "failed"}
 
 
-class _Condition(Struct):
-    type: str = ""
-    reason: str = ""
-    message: str = ""
-
-
 class _Status(Struct):
-    conditions: list[_Condition] | None = None
+    conditions: list[Condition] | None = None
     certificate_chain: str = ""
     begin_refresh_at: datetime | None = None
     not_after: datetime | None = None

@@ -65,7 +65,9 @@ def serving_names(addresses: Iterable[NodeAddress]) -> list[str]:
     return [*sorted(names - {""}), *sorted(ips)] if ips else []
 
 
-class _Condition(Struct):
+class Condition(Struct):
+    """Hold one condition of a request for a certificate."""
+
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -73,7 +75,7 @@ class _Condition(Struct):
 
 
 class _Status(Struct):
-    conditions: list[_Condition] | None = None
+    conditions: list[Condition] | None = None
     certificate: str = ""
 
 

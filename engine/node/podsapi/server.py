@@ -59,19 +59,15 @@ class PodsServer:
         """Stop answering; watches end."""
         await self._server.stop()
 
-    def _limited(self) -> None:
-        if not self._limit.take():
-            raise CallFailed(RESOURCE_EXHAUSTED, "rejected by rate limit")
-
     async def _get(self, request: wire.GetPodRequest) -> wire.GetPodResponse:
-        self._limited()
+        self._limit.check()
         found = next((pod for pod in self._pods() if pod.uid == request.podUID), None)
         if found is None:
             raise CallFailed(NOT_FOUND, f"pod with UID {request.podUID[:MOST_SHOWN]} not found")
         return wire.GetPodResponse(pod=encode_pod(found))
 
     async def _list(self, _: wire.ListPodsRequest) -> wire.ListPodsResponse:
-        self._limited()
+        self._limit.check()
         answer = wire.ListPodsResponse()
         for pod in sorted(self._pods(), key=lambda pod: pod.uid):
             answer.pods.append(encode_pod(pod))
