@@ -7,10 +7,12 @@ jitter. If a renewal fails, the old token is used until it expires. Source: kube
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable
 from datetime import datetime
+from http import HTTPStatus
 from typing import Final
 
 from msgspec.structs import replace
@@ -19,13 +21,17 @@ from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.objects.cluster_objects import BoundObjectReference, TokenRequest, TokenRequestSpec
 from engine.api.pod import Pod
 from engine.api.struct import PartlyShown
-from engine.cluster.client import ApiClient
+from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.names import object_path
 
 LONGEST_USE: Final = 24 * 3600.0
 LEFT_PERCENT: Final = 20
 MOST_EARLY: Final = 10.0
 RETRY_SECONDS: Final = 60.0
+UNKNOWN_POD_WAITS: Final = (0.2, 0.4, 0.8)
+"""Seconds before each retry of a request with the status 403: the API server's node authorizer learns from a
+watch which pods are bound to the node, and may do so after the node itself.
+"""
 
 log = logging.getLogger("kubengine.cluster")
 
@@ -75,7 +81,7 @@ class Tokens:
         if known is not None and now < known.renew_at:
             return known
         try:
-            fresh = await self._request(pod, account, audience, seconds)
+            fresh = await self._requested(pod, account, audience, seconds)
         except (InvalidInput, Refused) as error:
             if known is None:
                 raise Refused(f"failed to fetch token: {error.message}") from error
@@ -91,6 +97,16 @@ class Tokens:
     def forget(self, uid: str) -> None:
         """Forget the tokens of a pod."""
         self._of_pods.pop(uid, None)
+
+    async def _requested(self, pod: Pod, account: str, audience: str, seconds: int) -> Token:
+        for wait in UNKNOWN_POD_WAITS:
+            try:
+                return await self._request(pod, account, audience, seconds)
+            except ApiError as error:
+                if error.code != HTTPStatus.FORBIDDEN:
+                    raise
+            await asyncio.sleep(wait)
+        return await self._request(pod, account, audience, seconds)
 
     async def _request(self, pod: Pod, account: str, audience: str, seconds: int) -> Token:
         meta = pod.metadata

@@ -76,11 +76,28 @@ async def test_a_token_serves_until_it_is_renewed_and_an_old_one_while_it_cannot
         client.close()
 
 
-async def test_an_answer_that_is_no_token_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refusals", [1, 3, None])
+async def test_a_pod_that_the_server_does_not_know_yet_gets_its_token_soon(
+    tmp_path: Path, refusals: int | None
+) -> None:
     async with ApiServer(tmp_path) as server:
         config = load_kubeconfig(server.kubeconfig("system:node:n1"))
         client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
-        server.fail(403, path="/token")
+        server.fail(403, path="/token", times=refusals)
+        tokens = Tokens(client, clock=lambda: 0.0)
+        if refusals is None:
+            with pytest.raises(Refused, match="failed to fetch token"):
+                await tokens.token(POD, "", HOUR)
+        else:
+            assert (await tokens.token(POD, "", HOUR)).text
+        client.close()
+
+
+async def test_a_token_is_requested_once_if_its_account_does_not_exist(tmp_path: Path) -> None:
+    async with ApiServer(tmp_path) as server:
+        config = load_kubeconfig(server.kubeconfig("system:node:n1"))
+        client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
+        server.fail(404, path="/token")
         with pytest.raises(Refused, match="failed to fetch token"):
             await Tokens(client, clock=lambda: 0.0).token(POD, "", HOUR)
         client.close()
