@@ -208,6 +208,17 @@ def test_delays_grow_as_restarts_are_seen() -> None:
     assert found["back-off default/p/c attempt 2"] == ("20 s", "300 s")
 
 
+def test_another_image_begins_with_the_initial_delay() -> None:
+    comparer = RestartComparer()
+    ends = [ran(0, code=1, at=0), ran(1, code=1, at=10), ran(2, code=1, at=40)]
+    ends.append(replace(ran(3, code=1, at=60), hash="of another image"))
+    for attempt, delay in enumerate(("10s", "10s", "20s", "10s")):
+        one = pod("p", **container_status(waiting(delay) if attempt else TERMINATED, attempt))
+        newest, *before = ends[attempt::-1]
+        found = by_kind(list(comparer.compare(observed([one], [record(one, newest, *before[:1])]))))
+    assert found["back-off default/p/c attempt 3"] == ("10 s", "10 s")
+
+
 def test_delays_before_the_first_observation_are_taken_from_the_kubelet() -> None:
     comparer = RestartComparer()
     one = pod("p", **container_status(waiting("40s"), 3))

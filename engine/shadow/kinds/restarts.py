@@ -105,6 +105,9 @@ class RestartComparer:
                 if tracked.delay_known and previous.state == EXITED and previous.hash == newest.hash:
                     delay = backoff.remaining(key, ended_at, ended_at)
                     yield _wait_finding(pod, container, previous, newest, delay, self._backoff_key[1])
+                if previous.hash != newest.hash:
+                    # The kubelet's key contains the image: another one begins with the initial delay.
+                    backoff.reset(key)
                 backoff.attempt(key, ended_at, newest.created_at)
             else:
                 # There were several restarts between two observations, or a container that never started.
