@@ -35,7 +35,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # Hundreds of processes of the tests load the package: compiled once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-fast lint types style collected bench fuzz chaos protos docs system-packages build lock dist try-dist dist-pythons dist-arm64 try-arm64 dist-musl try-musl deb krew try-deb try-vm try-jupyterhub clean
+.PHONY: help run test test-fast lint types style collected bench fuzz chaos protos docs system-packages build lock dist try-dist dist-pythons dist-arm64 try-arm64 dist-musl try-musl deb krew try-deb try-vm try-uml try-jupyterhub clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -56,6 +56,7 @@ help:
 	@echo 'make deb              the Debian packages in dist/: a node, and the planner; make try-deb upgrades it under systemd'
 	@echo 'make krew             the kubectl plugin and its krew manifest in dist/; KREW_URL=https://… is where it will be served'
 	@echo 'make try-vm           the agent in Debian machines under QEMU: systemd as process 1, cgroup v2; VM_PARTS=reboot for one part'
+	@echo 'make try-uml          the tests of cgroups, eviction and node under systemd and cgroup v2, in User-Mode Linux'
 	@echo 'make try-jupyterhub   the spawner of examples/ in a real JupyterHub, with servers in containers of a real containerd'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
@@ -196,6 +197,11 @@ VM_PACKAGES := debootstrap e2fsprogs qemu-utils qemu-system-x86
 try-vm: build
 	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(VM_PACKAGES)); fi
 	KUBENGINE_VM=$(CURDIR)/build/vm $(PYTEST) --timeout 0 -v -s -k "$(VM_PARTS)" tests/system/vm
+
+# The same on cgroup v2 in minutes, without what needs a machine; UML_SUITES="cgroups or eviction" runs some.
+UML_SUITES ?= test
+try-uml: build
+	KUBENGINE_UML=1 $(PYTEST) --timeout 0 -v -s -k "$(UML_SUITES)" tests/system/test_own_tests_in_uml.py
 
 # Once it is installed, `make test` runs this test, too. The proxy is a program for Node.js.
 try-jupyterhub: build

@@ -16,12 +16,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +117,14 @@ def run_in_uml(
     systemd: bool = False,
     disk: Path | None = None,
     own_clock: bool = False,
+    show: Callable[[bytes], None] | None = None,
 ) -> Any:
     """Boot, run `body`, power off; return the value (JSON) of the body's last `report(value)`.
 
     `disk` is a file that the kernel has as a block device, number 98:0; the body creates a node for it.
     With `own_clock` the machine's time runs slower than the host's while it works, so that a busy host breaks
     no deadline, and jumps to the next timer while the machine is idle; `timeout` is the host's time.
+    `show` gets what the console prints, as it appears.
     Raise `Unavailable` without the kernel (or systemd, if asked for), `Refused` with the console's last
     lines if the body raised, reported nothing, or took longer than `timeout` seconds.
     """
@@ -151,7 +156,8 @@ def run_in_uml(
             systemd=SYSTEMD,
             bus=BUS_DAEMON,
         )
-        return _boot(kernel, init, directory, memory, timeout, disk, _libraries(directory, own_clock))
+        libraries = _libraries(directory, own_clock)
+        return _boot(kernel, init, directory, memory, timeout, disk, libraries, show)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -170,6 +176,7 @@ def _boot(
     timeout: float,
     disk: Path | None,
     libraries: list[str],
+    show: Callable[[bytes], None] | None,
 ) -> Any:
     command = [
         kernel,
@@ -190,16 +197,30 @@ def _boot(
         env=environment,
     )
     try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        _end(process)
-        output, _ = process.communicate()
-        raise Refused(
-            f"no answer in {timeout:g} s; its console ended with:\n{_tail(output)}", subject=KERNEL
-        ) from None
+        output, ended = _console(process, time.monotonic() + timeout, show)
     finally:
         _end(process)
+        process.wait()
+    if not ended:
+        raise Refused(f"no answer in {timeout:g} s; its console ended with:\n{_tail(output)}", subject=KERNEL)
     return _answer(output)
+
+
+def _console(
+    process: subprocess.Popen[bytes], deadline: float, show: Callable[[bytes], None] | None
+) -> tuple[bytes, bool]:
+    """Return what the console printed until the kernel ended or the deadline, and whether the kernel ended."""
+    output, pipe = bytearray(), process.stdout
+    assert pipe is not None
+    with pipe:
+        while select.select([pipe], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+            text = os.read(pipe.fileno(), 1 << 16)
+            if not text:
+                return bytes(output), True
+            output += text
+            if show is not None:
+                show(text)
+    return bytes(output), False
 
 
 def _libraries(directory: Path, own_clock: bool) -> list[str]:

@@ -46,7 +46,9 @@ class PrivateNode:
         for directory in self._directories(cgroup):
             directory.mkdir(parents=True)
         if self.mounts.version == 2:
-            for group in (self.mounts.directory("memory"), self.mounts.directory("memory", cgroup)):
+            top, group = self.mounts.directory("memory"), self.mounts.directory("memory", cgroup)
+            between = group.relative_to(top).parents
+            for group in (*(top / each for each in reversed(between)), group):
                 for controller in ("+memory", "+pids"):
                     (group / "cgroup.subtree_control").write_text(controller)
 
