@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from engine.plan.snapshot.distinct import distinct
+
 _DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 SCHEMA: Final = pa.schema(
     [
@@ -291,7 +293,7 @@ class Rows:
         """Return the names of nodes. A few rows do not carry the names of all nodes."""
         names = self.node_names
         if len(node) < len(names):
-            used, node = np.unique(node, return_inverse=True)
+            used, node = distinct(node)
             names = [names[number] for number in used.tolist()]
         return pa.DictionaryArray.from_arrays(_numbers(node, pa.int32()), pa.array(names, pa.string()))
 

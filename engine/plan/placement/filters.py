@@ -30,7 +30,7 @@ from engine.plan.placement.topology import FilterResult, PodTopology, Undecidabl
 from engine.plan.placement.volume_limits import AttachedVolume, AttachLimits
 from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, NO_NODE, Snapshot
 from engine.plan.snapshot.inline_volumes import INLINE_VOLUME, attached_as
-from engine.plan.snapshot.lazy_table import filled
+from engine.plan.snapshot.lazy_table import filled, read_ahead
 from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 from engine.plan.snapshot.objects import decoded_spec
 
@@ -45,6 +45,13 @@ def has_scheduling_constraints(snapshot: Snapshot) -> bool:
     in older formats, hold requests only.
     """
     return "claims" in snapshot.pods.column_names
+
+
+def read_columns_ahead(snapshot: Snapshot) -> None:
+    """Read in a thread what the scheduler needs of all pods and images."""
+    if has_scheduling_constraints(snapshot):
+        read_ahead(snapshot.pods, "owner", "labels", "namespace", "claims")
+        read_ahead(snapshot.images, "names")
 
 
 class _Volume(NamedTuple):
