@@ -212,8 +212,8 @@ class Collector:
             self.faults.add(self.server.address, "", "", warning, kind="warns")
 
     def _report_beginnings(self, begins: Mapping[str, int]) -> None:
-        """Report the measures whose first value of all, at `begins`, comes late: a server may keep values for a
-        shorter time, and Mimir shortens queries without a word.
+        """Report the measures whose first value of all, at `begins`, comes late: a server may keep values for
+        a shorter time, and Mimir shortens queries without a word.
         """
         for name, first in begins.items():
             if first > self.times.count * GAPS and name not in self._missing:
