@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.plan.placement.causes import named
-from engine.plan.placement.filters import SchedulerFilters, has_scheduling_constraints
+from engine.plan.placement.filters import NOT_READY, SchedulerFilters, has_scheduling_constraints
 from engine.plan.placement.node_capacity import NodeCapacity, Rule
 from engine.plan.placement.scores import NodeScores
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
@@ -130,7 +130,8 @@ class PodScheduler:
             count = int(excluded.sum())
             if count and self._filters is not None:
                 causes = named(self._filters.causes(row, reason, excluded), count)
-                parts.append(f"{count} excluded by {reason}{causes}")
+                by = "" if reason == NOT_READY else "excluded by "
+                parts.append(f"{count} {by}{reason}{causes}")
                 allowed &= nodes
         if allowed.any():
             parts.append(f"{int(allowed.sum())} without {self._lacking(request, allowed)}")

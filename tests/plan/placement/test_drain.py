@@ -274,7 +274,7 @@ STAYS = [
         "3 excluded by a taint (3 dedicated=gpu:NoSchedule, 1 d:NoExecute, "
         "1 node-role.kubernetes.io/control-plane:NoSchedule and 1 more)",
     ),
-    ("a node that is not ready", [node("n2", ready=False)], {}, "not ready"),
+    ("a node that is not ready", [node("n2", ready=False)], {}, "no node of 1: 1 not ready or unknown"),
     ("no such zone", [node("n2")], {"nodeSelector": {ZONE: "b"}}, f"affinity ({ZONE}=b)"),
     ("affinity", [node("n2")], {"affinity": ON_ZONE_B}, f"affinity ({ZONE}=b)"),
     (
