@@ -26,10 +26,10 @@ def numbered(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
     return first, number
 
 
-def distinct(values: NDArray[Number]) -> tuple[NDArray[Number], NDArray[np.int64]]:
+def distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the distinct values in ascending order, and int64[n]: the place of each value among them."""
     encoded = pa.array(values).dictionary_encode()
-    found: NDArray[Number] = encoded.dictionary.to_numpy()
+    found: NDArray[np.int64] = encoded.dictionary.to_numpy()
     order = np.argsort(found)
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
