@@ -139,6 +139,8 @@ def keep_zeros(owner: Struct, document: Mapping[str, Any]) -> None:
 
     For sources that are read after the kubelet has set its defaults: flags, and what `/configz` shows.
     """
+    if not document:
+        return
     for field in msgspec.structs.fields(type(owner)):
         value, current = document.get(field.encode_name), getattr(owner, field.name)
         if isinstance(value, dict) and isinstance(current, Struct):

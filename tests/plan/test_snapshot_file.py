@@ -22,7 +22,15 @@ from engine.plan.questions.image_gc import ImageGCParameters
 from engine.plan.questions.preempt import PreemptParameters
 from engine.plan.snapshot.columnar_file import TABLES, node_ranges, write_snapshot, write_stream
 from engine.plan.snapshot.distinct import distinct
-from engine.plan.snapshot.lazy_table import LazyTable, coded, filled, rows_with, whole
+from engine.plan.snapshot.lazy_table import (
+    LazyTable,
+    coded,
+    filled,
+    read_ahead,
+    rows_with,
+    texts_of,
+    whole,
+)
 
 
 def same(a: Snapshot, b: Snapshot) -> None:
@@ -236,6 +244,55 @@ def test_columns_are_numbered_part_by_part(tmp_path: Path, monkeypatch: pytest.M
             assert len(set(texts)) == len(texts)
     assert filled(read, "claims") == {row: text for row, text in enumerate(claims) if text}
     assert filled(read, "nothing") == {}
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+def test_texts_of_some_rows_are_those_of_the_column(
+    first: int, ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Take rows in any order and more than once, of a table of many parts and of a range of its nodes."""
+    monkeypatch.setattr("engine.plan.snapshot.columnar_file.ROW_GROUP", 7)
+    made = synthesize(3, 10, 1)
+    write_snapshot(made, tmp_path / "made.kes")
+    pods = SnapshotFile(tmp_path / "made.kes").load().shard(first, 3).pods
+    begin, end = made.offsets[first], made.offsets[3]
+    rows = np.random.default_rng(1).integers(0, end - begin, 50)
+    for name in ("namespace", "name", "owner"):
+        if ahead:
+            read_ahead(pods, name, "no such column", name)
+        expected = made.pods[name].to_pylist()[begin:end]
+        assert texts_of(pods, name, rows).to_pylist() == [expected[row] for row in rows]
+        assert texts_of(pods, name, rows[:0]).to_pylist() == []
+        assert pods[name].to_pylist() == expected
+        assert texts_of(pods, name, rows).to_pylist() == [expected[row] for row in rows]
+
+
+def test_columns_that_were_read_ahead_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.plan.snapshot.columnar_file.ROW_GROUP", 7)
+    made = synthesize(3, 10, 1)
+    write_snapshot(made, tmp_path / "made.kes")
+    pods = SnapshotFile(tmp_path / "made.kes").load().pods
+    read_ahead(pods, "owner", "claims")
+    texts, codes = coded(pods, "owner")
+    assert [texts[code] for code in codes] == made.pods["owner"].to_pylist()
+    assert filled(pods, "claims") == filled(made.pods, "claims")
+
+
+def test_a_column_that_was_read_ahead_raises_its_errors_on_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.plan.snapshot.columnar_file.ROW_GROUP", 7)
+    made = synthesize(3, 10, 1)
+    at = made.pods.schema.get_field_index("qos")
+    wrong = made.pods.set_column(at, "qos", pa.array(np.full(made.pods.num_rows, 9, np.uint8)))
+    write_snapshot(replace(made, pods=wrong), tmp_path / "made.kes")
+    pods = SnapshotFile(tmp_path / "made.kes").load().pods
+    read_ahead(pods, "qos", "priority")
+    assert pods["priority"].to_pylist() == made.pods["priority"].to_pylist()
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match=r"made\.kes: pods\.qos: expected 0 to 2, got 9"):
+            pods["qos"]
 
 
 def test_parts_may_have_other_dictionaries_or_the_same() -> None:

@@ -291,8 +291,10 @@ class Rows:
         """Return the names of nodes. A few rows do not carry the names of all nodes."""
         names = self.node_names
         if len(node) < len(names):
-            used, node = np.unique(node, return_inverse=True)
-            names = [names[number] for number in used.tolist()]
+            used = np.zeros(len(names), bool)
+            used[node] = True
+            node = (np.cumsum(used) - 1)[node]
+            names = [names[number] for number in np.flatnonzero(used).tolist()]
         return pa.DictionaryArray.from_arrays(_numbers(node, pa.int32()), pa.array(names, pa.string()))
 
 

@@ -181,6 +181,7 @@ class Collector:
 
     def _report(self) -> None:
         """Report what holds for objects, or for the whole history."""
+        begins: dict[str, int] = {}
         for key, copies in self._copies.items():
             # A pod that moves to another node has both series for the moments that its window covers.
             if self._doubled[key] > MOST_SHARED:
@@ -190,11 +191,13 @@ class Collector:
             known = np.flatnonzero(self._builder.row(key) != MISSING)
             if not len(known):
                 continue
+            begins[key[0]] = min(begins.get(key[0], self.times.count), int(known[0]))
             span = int(known[-1] - known[0]) + 1
             lacking = span - len(known)
             if lacking > span * GAPS:
                 text = f"has gaps: {lacking} of {span} moments between its first and last value are missing"
                 self.faults.add(self.server.address, _named(key), key[0], text, kind="has gaps")
+        self._report_beginnings(begins)
         offset = self.server.clock_offset
         if abs(offset) > CLOCKS_APART:
             side = "ahead of" if offset > 0 else "behind"
@@ -207,6 +210,15 @@ class Collector:
             self.faults.add(self.server.address, "", name, text, kind="is incomplete")
         for warning in self.server.warnings:
             self.faults.add(self.server.address, "", "", warning, kind="warns")
+
+    def _report_beginnings(self, begins: Mapping[str, int]) -> None:
+        """Report the measures whose first value of all, at `begins`, comes late: a server may keep values for
+        a shorter time, and Mimir shortens queries without a word.
+        """
+        for name, first in begins.items():
+            if first > self.times.count * GAPS and name not in self._missing:
+                text = f"begins {first} of {self.times.count} moments late, at {self.times.text(first)}"
+                self.faults.add(self.server.address, "", name, text, kind="begins late")
 
     def _fault(self, measure: Measure, subject: str, problem: str, kind: str) -> None:
         self.faults.add(self.server.address, subject, measure.name, problem, kind=kind)

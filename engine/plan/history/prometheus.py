@@ -185,11 +185,11 @@ class Prometheus:
         text = _OWN_REQUEST.sub("", data.decode(errors="replace"))
         said = said or text[:200].strip() or str(error.reason)
         if error.code in CREDENTIALS:
-            return Refused(
-                f"{error.code} {error.reason}: {said}; give --bearer-token-file, or --username and "
-                "--password-file",
-                subject=self.address,
-            )
+            # Mimir and Cortex say so to a query without a tenant.
+            tenant = "no org id" in said
+            give = "--bearer-token-file, or --username and --password-file"
+            give = "the tenant with --header X-Scope-OrgID=TENANT" if tenant else give
+            return Refused(f"{error.code} {error.reason}: {said}; give {give}", subject=self.address)
         # 422 and 503 carry the limits of samples and time, 413 those of Mimir and of proxies.
         if error.code in (413, 422) or "too many samples" in said or "timed out" in said or "exceed" in said:
             return TooMuch(said, subject=self.address)

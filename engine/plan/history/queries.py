@@ -42,7 +42,13 @@ class Measure:
         selector = f"{self.selector},{matchers}" if matchers else self.selector
         labels = ("namespace", "pod", "container") if self.of_containers else ()
         by = ", ".join((*labels, *NODE_LABELS, *REPLICA_LABELS))
-        return f"max by ({by}) ({self.function}({self.metric}{{{selector}}}[{window}s]))"
+        metric = f"{self.metric}{{{selector}}}"
+        found = f"{self.function}({metric}[{window}s])"
+        if self.function == "increase":
+            # A counter that rises between the last scrape of a window and the first one of the next window
+            # rises in neither of them.
+            found = f"({found} > 0) or clamp_min({metric} - {metric} offset {window}s, 0)"
+        return f"max by ({by}) ({found})"
 
     def count(self, matchers: str) -> str:
         """Return the expression that counts the series."""

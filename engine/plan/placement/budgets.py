@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from engine.admission.selectors import selects_labels
 from engine.api.references import LabelSelector
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.distinct import distinct_numbers
 from engine.plan.snapshot.lazy_table import coded
 
 _selector = msgspec.json.Decoder(LabelSelector | None)
@@ -50,7 +51,7 @@ class Budgets:
             # Pods of a workload share their labels, so each distinct set of labels is matched once.
             selected = [
                 code
-                for code in np.unique(labels[in_namespace]).tolist()
+                for code in distinct_numbers(labels[in_namespace]).tolist()
                 if budget.selects(self._labels[code])
             ]
             protected = pods[in_namespace & np.isin(labels, selected)].tolist() if selected else []

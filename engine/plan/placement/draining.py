@@ -22,6 +22,7 @@ from engine.plan.placement.preemption import Preemptor
 from engine.plan.placement.scheduler import PodScheduler
 from engine.plan.placement.topology import Undecidable
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.snapshot.lazy_table import value_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,6 @@ class DrainSimulation:
     def __init__(self, snapshot: Snapshot, scheduler: PodScheduler, *, preempts: bool) -> None:
         self._snapshot, self._scheduler = snapshot, scheduler
         self._preemptor = Preemptor(snapshot, scheduler) if preempts else None
-        self._priority = snapshot.column("priority")
         self._node = snapshot.column("node").copy()
         self._result = DrainResult()
         self._requests: dict[int, NDArray[np.int64]] = {}
@@ -96,7 +96,7 @@ class DrainSimulation:
     def _schedule_all(self, rows: list[int]) -> None:
         """Schedule pods that are on no node, and then the pods that they preempt."""
         # As in the scheduler's queue, equal priorities keep their order of arrival.
-        queue = [(-int(self._priority[row]), place, row) for place, row in enumerate(rows)]
+        queue = [(-self._priority(row), place, row) for place, row in enumerate(rows)]
         heapq.heapify(queue)
         arrivals = len(queue)
         while queue:
@@ -107,8 +107,11 @@ class DrainSimulation:
                 self._has_preempted = False
                 again = [one for one in self._result.unplaced if not self._bound[one]]
             for one in again:
-                heapq.heappush(queue, (-int(self._priority[one]), arrivals, one))
+                heapq.heappush(queue, (-self._priority(one), arrivals, one))
                 arrivals += 1
+
+    def _priority(self, row: int) -> int:
+        return int(value_of(self._snapshot.pods, "priority", row))
 
     def _schedule(self, row: int) -> tuple[int, ...]:
         """Schedule one pod, with preemption if it fits nowhere; return the victims that get replacements."""

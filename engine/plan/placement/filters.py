@@ -9,6 +9,7 @@ needs data that the snapshot does not hold.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -24,17 +25,20 @@ from engine.api.node import Taint
 from engine.api.pod import Pod
 from engine.api.scheduling import NodeSelector
 from engine.plan.claims.known import dynamic_resources
+from engine.plan.placement.causes import unmatched_labels, untolerated_taints
 from engine.plan.placement.device_claims import DeviceClaims
 from engine.plan.placement.disks import ExclusiveDisks
 from engine.plan.placement.topology import FilterResult, PodTopology, Undecidable
 from engine.plan.placement.volume_limits import AttachedVolume, AttachLimits
 from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, NO_NODE, Snapshot
 from engine.plan.snapshot.inline_volumes import INLINE_VOLUME, attached_as
-from engine.plan.snapshot.lazy_table import filled
+from engine.plan.snapshot.lazy_table import filled, read_ahead
 from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 from engine.plan.snapshot.objects import decoded_spec
 
 REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
+NOT_READY, A_TAINT, SELECTION = "not ready or unknown", "a taint", "node selector or affinity"
+"""Reasons of filters that exclude nodes."""
 CORDON = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 _selector = msgspec.json.Decoder(NodeSelector | None)
@@ -45,6 +49,13 @@ def has_scheduling_constraints(snapshot: Snapshot) -> bool:
     in older formats, hold requests only.
     """
     return "claims" in snapshot.pods.column_names
+
+
+def read_columns_ahead(snapshot: Snapshot) -> None:
+    """Read in a thread what the scheduler needs of all pods and images."""
+    if has_scheduling_constraints(snapshot):
+        read_ahead(snapshot.pods, "owner", "labels", "namespace", "claims")
+        read_ahead(snapshot.images, "names")
 
 
 class _Volume(NamedTuple):
@@ -106,10 +117,21 @@ class SchedulerFilters:
         The pod itself must be on no node. Raise `Undecidable`.
         """
         tolerated, affine = self.selected_nodes(row)
-        yield "not ready or unknown", self._ready
-        yield "a taint", tolerated
-        yield "node selector or affinity", affine
+        yield NOT_READY, self._ready
+        yield A_TAINT, tolerated
+        yield SELECTION, affine
         yield from self._filter_by_pods(row)
+
+    def causes(self, row: int, reason: str, excluded: Nodes) -> Counter[str]:
+        """Name why a filter of `filter` excludes nodes, bool[nodes]: the number of nodes by taint or by
+        condition on labels; empty if its reason says enough.
+        """
+        pod = self.pod(row)
+        if reason == A_TAINT:
+            return untolerated_taints(pod, *self._node_taints, excluded)
+        if reason == SELECTION:
+            return unmatched_labels(pod, required_selector(pod), self.nodes, excluded)
+        return Counter()
 
     def allowed(self, row: int, among: Nodes) -> Nodes:
         """Return bool[nodes]: the nodes `among` these that pass every filter. Raise `Undecidable`."""

@@ -36,7 +36,6 @@ class Preemptor:
 
     def __init__(self, snapshot: Snapshot, scheduler: PodScheduler) -> None:
         self._snapshot, self._scheduler = snapshot, scheduler
-        self._priority: NDArray[np.int32] = snapshot.pods["priority"].to_numpy()
 
     def find(
         self, row: int, request: NDArray[np.int64], node_of_pod: NDArray[np.int32]
@@ -117,6 +116,11 @@ class Preemptor:
         # As in the scheduler, the sum counts from the lowest possible priority: otherwise more victims of
         # negative priority would cost less.
         return violations, highest, sum(one + 2**31 for one in priorities), len(victims), -oldest
+
+    @cached_property
+    def _priority(self) -> NDArray[np.int32]:
+        priority: NDArray[np.int32] = self._snapshot.pods["priority"].to_numpy()
+        return priority
 
     @cached_property
     def _created(self) -> NDArray[np.float64]:

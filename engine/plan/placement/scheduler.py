@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.plan.placement.filters import SchedulerFilters, has_scheduling_constraints
+from engine.plan.placement.causes import named
+from engine.plan.placement.filters import NOT_READY, SchedulerFilters, has_scheduling_constraints
 from engine.plan.placement.node_capacity import NodeCapacity, Rule
 from engine.plan.placement.scores import NodeScores
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
@@ -118,19 +119,20 @@ class PodScheduler:
 
     def _unschedulable(self, request: NDArray[np.int64], row: int) -> str:
         """Explain why no node takes a pod, which is on none: how many of the nodes that passed the filters
-        before it each filter excludes, and the resource that the others lack.
+        before it each filter excludes, with taints and labels by name, and the resource that the others lack.
         """
         capacity = self.capacity
         if not capacity.open.any():
             return "no other node"
         allowed, parts = capacity.open.copy(), list[str]()
-        left = int(allowed.sum())
         for reason, nodes in self._filters.filter(row) if self._filters is not None else ():
-            before = left
-            allowed &= nodes
-            left = int(allowed.sum())
-            if left < before:
-                parts.append(f"{before - left} excluded by {reason}")
+            excluded = allowed & ~nodes
+            count = int(excluded.sum())
+            if count and self._filters is not None:
+                causes = named(self._filters.causes(row, reason, excluded), count)
+                by = "" if reason == NOT_READY else "excluded by "
+                parts.append(f"{count} {by}{reason}{causes}")
+                allowed &= nodes
         if allowed.any():
             parts.append(f"{int(allowed.sum())} without {self._lacking(request, allowed)}")
         return f"no node of {int(capacity.open.sum())}: {', '.join(parts)}"

@@ -284,11 +284,9 @@ def non_zero_excess(snapshot: Snapshot) -> Values:
         [snapshot.templates[f"request/{name}"].to_numpy() for name in NON_ZERO_REQUESTS], axis=1
     )
     specs = snapshot.templates["spec"].to_pylist()
-    used = np.zeros(len(specs), bool)
-    used[template] = True
-    for number in np.flatnonzero(used).tolist():
-        if _lacks_requests(specs[number]):
-            excess[number] = _with_assumed(specs[number]) - requests[number]
+    for number, spec in enumerate(specs):
+        if _lacks_requests(spec):
+            excess[number] = _with_assumed(spec) - requests[number]
     return sums_on_nodes(template, snapshot.offsets, excess)
 
 

@@ -20,7 +20,7 @@ from engine.api.scheduling import TopologySpreadConstraint
 from engine.plan.placement.filters import SchedulerFilters
 from engine.plan.placement.topology import PodRows, spread_selector
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.distinct import numbered
+from engine.plan.snapshot.distinct import distinct_numbers, numbered
 from engine.plan.snapshot.lazy_table import coded
 from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 
@@ -83,7 +83,7 @@ class SpreadScores:
         nodes_of_pods = [
             self._filters.topology.nodes_of(one.pods) for one in constraints if one.key == HOSTNAME
         ]
-        hosts = _distinct(np.concatenate([np.zeros(0, np.int32), *nodes_of_pods]))
+        hosts = distinct_numbers(np.concatenate([np.zeros(0, np.int32), *nodes_of_pods]))
         # Few nodes have matching pods: to give each of these a cell of its own, and to take it back at the
         # end, spares a copy of the column.
         before, count = cells.of_node[hosts], len(cells.named)
@@ -125,7 +125,7 @@ class SpreadScores:
             if one.key == HOSTNAME:
                 continue
             domain = cells.domains[one.key][base_cell]
-            weight = _topology_weight(len(_distinct(domain[present])))
+            weight = _topology_weight(len(distinct_numbers(domain[present])))
             in_domain = topology.count_by_domain(one.key, one.pods, *self._counted(row, one.spec, cells))
             # The appended 0 is what domain -1 selects.
             counts += np.append(in_domain * weight + one.max_skew - 1, 0.0)[domain]
@@ -172,7 +172,7 @@ class SpreadScores:
         found = self._cells.get(names)
         if found is None:
             keys = tuple(key for key in names[1] if key != HOSTNAME)
-            named = self._labels.domains_of(HOSTNAME)[0] >= 0
+            named = self._labels.with_label(HOSTNAME)
             first, of_node = numbered(2 * self._labels.grouped(keys)[1].astype(np.int64) + named)
             domains = {key: self._labels.domains_of(key)[0][first] for key in keys}
             keyed = np.ones(len(first), bool)
@@ -219,12 +219,3 @@ def _topology_weight(domains: int) -> float:
     (`topologyNormalizingWeight`).
     """
     return float(np.log(domains + 2))
-
-
-def _distinct(values: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the distinct values in ascending order. `np.unique` hashes the values, which takes longer."""
-    ordered = np.sort(values)
-    first = np.ones(len(ordered), bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    found: NDArray[np.int32] = ordered[first]
-    return found

@@ -21,6 +21,7 @@ from engine.api.pod import Pod
 from engine.api.references import LabelSelector, LabelSelectorRequirement
 from engine.api.scheduling import PodAffinity, PodAffinityTerm, TopologySpreadConstraint
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.snapshot.distinct import distinct_numbers
 from engine.plan.snapshot.lazy_table import coded
 from engine.plan.snapshot.node_labels import Nodes, labels_of_nodes
 from engine.plan.snapshot.objects import decoded_spec
@@ -203,7 +204,7 @@ class PodTopology:
         domain, _ = self.domains_of(spread.topology_key)
         selector = spread_selector(spread, labels)
         matching = self.count_by_domain(spread.topology_key, self.pods_matching(selector, own), counted)
-        eligible = np.unique(domain[counted])
+        eligible = distinct_numbers(domain[counted])
         least = int(matching[eligible].min()) if len(eligible) else 0
         # With fewer than minDomains the global minimum is 0, so that pods wait for further domains.
         if spread.min_domains is not None and len(eligible) < spread.min_domains:

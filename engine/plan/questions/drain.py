@@ -19,11 +19,12 @@ from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.placement.draining import DrainResult, DrainSimulation, PodMove
-from engine.plan.placement.filters import has_scheduling_constraints
+from engine.plan.placement.filters import has_scheduling_constraints, read_columns_ahead
 from engine.plan.placement.node_capacity import largest_first, request_matrix
 from engine.plan.placement.owners import of_daemon_sets, without_controller
 from engine.plan.placement.scheduler import Choice, PodScheduler
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.lazy_table import value_of
 from engine.plan.snapshot.selection import select_nodes
 from engine.tables import MIRROR, STATIC
 
@@ -82,6 +83,7 @@ def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
     """
     if not parameters.nodes and not parameters.selector:
         raise InvalidInput("name nodes or give a selector", subject="nodes")
+    read_columns_ahead(snapshot)
     rows = Rows(snapshot.node_names)
     chosen = select_nodes(snapshot, parameters.nodes, parameters.selector)
     leaving = np.zeros(snapshot.node_count, bool)
@@ -121,13 +123,13 @@ def _evictable(
     known: bool,
 ) -> NDArray[np.int64]:
     """Return the pods that are evicted and created again; add rows for the other `candidates`."""
-    node, flags = snapshot.column("node"), snapshot.column("flags")
+    node = snapshot.column("node")
     daemons, uncontrolled = of_daemon_sets(snapshot, candidates), without_controller(snapshot, candidates)
     evictable = []
     for place, row in enumerate(candidates.tolist()):
         source, label = int(node[row]), snapshot.pod_label(row)
         # A static pod's mirror is owned by its Node.
-        if daemons[place] or flags[row] & (STATIC | MIRROR):
+        if daemons[place] or value_of(snapshot.pods, "flags", row) & (STATIC | MIRROR):
             why = "a daemon's pod" if daemons[place] else "a static pod"
             rows.add(source, "stays", label, why, 1, "pods")
         elif known and uncontrolled[place] and parameters.force:

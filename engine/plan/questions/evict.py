@@ -35,6 +35,7 @@ from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.questions.image_columns import image_columns, image_slice
 from engine.plan.questions.node_stores import KINDS, Kind, NodeStores, Resource
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.lazy_table import read_ahead
 from engine.plan.snapshot.schema import MAX_AMOUNT
 from engine.tables import QOS_NAMES
 
@@ -126,6 +127,7 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
     Then `used-before` and `used-after` give the use of each store. Rows `clears` follow for each node
     condition (amount: seconds from the beginning).
     """
+    read_ahead(snapshot.pods, f"usage/{parameters.resource}", "priority", "qos", "flags")
     rows = Rows(snapshot.node_names, snapshot.pod_labels, _reason)
     kind = KINDS[parameters.resource]
     signal = parameters.signal or kind.signals[0]

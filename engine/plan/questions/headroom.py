@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from engine.api.encoding.counts import counted
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
-from engine.plan.placement.filters import has_scheduling_constraints
+from engine.plan.placement.filters import has_scheduling_constraints, read_columns_ahead
 from engine.plan.placement.node_capacity import template_requests
 from engine.plan.placement.owners import bound_to_node, without_controller
 from engine.plan.placement.scheduler import PodScheduler
@@ -77,6 +77,7 @@ def headroom(snapshot: Snapshot, parameters: HeadroomParameters) -> Answer:
     that fit nowhere), `headroom` per workload (amount: how many more copies fit), and per failure `survives`
     (amount: how many more copies of a workload fit then) or `loses` (amount: pods that fit nowhere).
     """
+    read_columns_ahead(snapshot)
     return _Headroom(snapshot, parameters).answer()
 
 

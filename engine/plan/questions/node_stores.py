@@ -31,7 +31,7 @@ from engine.plan.answers.answer import Rows
 from engine.plan.eviction.eviction_course import NodeStore, Usage
 from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.distinct import distinct, numbered
+from engine.plan.snapshot.distinct import distinct, distinct_numbers, numbered
 from engine.plan.snapshot.schema import MAX_AMOUNT
 from engine.tables.eviction import Ranked
 
@@ -152,7 +152,7 @@ class NodeStores:
         self._set_pod_use("all", usage, grow(*usage))
         if self._layout.any():
             self._split_pod_use(snapshot, usage, grow, rows)
-        layouts = {LAYOUTS[number] for number in np.unique(self._layout).tolist()}
+        layouts = {LAYOUTS[number] for number in distinct_numbers(self._layout).tolist()}
         self._columns = {layout: self._columns_of(layout) for layout in LAYOUTS if layout in layouts}
 
     def groups(self) -> Iterator[tuple[Values, Layout, list[int]]]:

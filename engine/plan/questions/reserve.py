@@ -35,6 +35,7 @@ UNITS: Final = {"cpu": "milli-CPU", "memory": "bytes"}
 TODAY: Final = "today's reserve is capacity less allocatable, so it includes the eviction threshold"
 SUMMED: Final = "nodes without a record of all pods' cgroup: the sum over their pods counts instead"
 UNRECORDED: Final = "nodes without a record of their own memory, which are left out"
+APART: Final = "nodes whose memory is never recorded at the same moment as that of their pods"
 NO_SYSTEM: Final = "system.slice is not recorded: all goes to kubeReserved"
 
 
@@ -89,6 +90,7 @@ class _Reserve:
         for text, count in (
             (UNRECORDED, missing),
             (SUMMED, sum(one.pods_summed for one in self._nodes)),
+            (APART, sum(not one.has_memory for one in self._nodes)),
         ):
             if count:
                 rows.note(text, count)
@@ -115,8 +117,6 @@ class _Reserve:
     def _add_type(self, kind: str, nodes: list[NodeOutside]) -> None:
         """Add the rows of one node type: reserves of each resource, the eviction threshold, and maxPods."""
         parameters, snapshot = self._parameters, self._snapshot
-        # Nodes of a type have the same capacity: the first one stands for all.
-        first = nodes[0].node
         fits: dict[str, FittedReserve] = {}
         for measure in MEASURES:
             percentile = getattr(parameters, f"{measure}_percentile")
@@ -135,7 +135,15 @@ class _Reserve:
                 if value:
                     name = f"{kind}: {field} {measure}"
                     self._rows.add(self._cluster, "reserve", name, reason, value, UNITS[measure])
-        capacity = int(snapshot.allocatable("memory", "capacity")[first])
+        # A label may group nodes of several sizes: what is fitted must suit the smallest.
+        sizes = snapshot.allocatable("memory", "capacity")[[one.node for one in nodes]]
+        capacity = int(sizes.min())
+        if sizes.max() > capacity:
+            self._rows.note(
+                f"{kind}: nodes with more memory than the smallest, for which the threshold and "
+                "maxPods are fitted",
+                int((sizes > capacity).sum()),
+            )
         threshold = fitted_threshold(nodes, capacity)
         rise = quantity_size(round(max(one.rise for one in nodes)))
         self._rows.add(

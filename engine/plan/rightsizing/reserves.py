@@ -34,6 +34,11 @@ class NodeOutside:
     rise: float
     pods_summed: bool
 
+    @property
+    def has_memory(self) -> bool:
+        """Return whether the memory of the node and that of its pods are recorded at any same moment."""
+        return "memory" in self.outside and not bool(np.isnan(self.outside["memory"]).all())
+
 
 @dataclass(frozen=True)
 class FittedReserve:
@@ -118,9 +123,11 @@ def fitted_max_pods(
 
     `counts` are the pods of these nodes.
     """
-    worst = np.array([float(np.nanmax(one.outside["memory"])) for one in nodes if "memory" in one.outside])
-    if not len(worst) or pod_memory <= 0:
+    there = np.array([one.has_memory for one in nodes], bool)
+    if not there.any() or pod_memory <= 0:
         return None
+    counts = counts[there]
+    worst = np.array([float(np.nanmax(one.outside["memory"])) for one in nodes if one.has_memory])
     slope, base = 0.0, float(worst.max())
     if len(np.unique(counts)) > 1:
         slope, base = (float(value) for value in np.polyfit(counts, worst, 1))

@@ -28,7 +28,8 @@ from engine.api.encoding.json_text import encode_json
 from engine.api.errors import InvalidInput
 from engine.host.files import replacing_file
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.lazy_table import LazyTable, whole
+from engine.plan.snapshot.distinct import distinct
+from engine.plan.snapshot.lazy_table import LazyTable, texts_in_order, whole
 from engine.plan.snapshot.node_labels import label_columns
 from engine.plan.snapshot.parquet_bounds import check_bounds, plain_texts, repeated_texts
 from engine.plan.snapshot.schema import (
@@ -133,6 +134,7 @@ class SnapshotFile:
             self._files = {name: self._parquet(name) for name in there}
             for name, file in self._files.items():
                 checked_names(name, file.schema_arrow.names)
+            self._reader = ThreadPoolExecutor(1, "plan-read-ahead")
             self._small = {name: self._table(name) for name in there if name != "pods"}
             self._counts: NDArray[np.int64] = self._small["nodes"]["pods"].to_numpy()
 
@@ -180,11 +182,32 @@ class SnapshotFile:
 
         starts = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in chosen)])
 
-        def read(names: Sequence[str], groups: Sequence[int]) -> pa.Table:
+        def read(
+            names: Sequence[str], groups: Sequence[int], rows: NDArray[np.int64] | None = None
+        ) -> pa.Table:
             with self._faults_named():
-                found = file.read_row_groups(groups, names).combine_chunks()
+                found = file.read_row_groups(groups, names)
+                if rows is not None:
+                    # Only these are used, so only these are checked.
+                    found = found.take(pa.array(rows))
                 found = plain_texts(found, [text for text in texts if text in names], f"{name}.parquet")
                 return checked_columns(name, found, self.node_count)
+
+        coming: dict[str, Future[pa.Table]] = {}
+
+        def ahead(column: str) -> None:
+            # A single call for all parts: a thread that asks for the interpreter's lock for each of them gets
+            # it 5 ms later at worst.
+            if column not in coming:
+                coming[column] = self._reader.submit(read, [column], chosen)
+
+        def columns(names: Sequence[str]) -> pa.Table:
+            found = {column: coming.pop(column).result()[column] for column in names if column in coming}
+            left = [column for column in names if column not in found]
+            if left:
+                read_now = read(left, chosen)
+                found |= {column: read_now[column] for column in left}
+            return pa.table(found).combine_chunks()
 
         @lru_cache(maxsize=MOST_PARTS)
         def part(column: str, number: int) -> pa.ChunkedArray:
@@ -195,15 +218,29 @@ class SnapshotFile:
             return part(column, number)[row - int(starts[number])].as_py()
 
         def parts(column: str) -> Iterator[pa.ChunkedArray]:
+            if column in coming:
+                return (pa.chunked_array([chunk]) for chunk in coming.pop(column).result()[column].chunks)
             return in_advance(lambda group: read([column], [group])[column], chosen)
+
+        def taken(column: str, rows: NDArray[np.int64]) -> pa.Array:
+            there, which = distinct(np.searchsorted(starts, rows, "right") - 1)
+            groups = [chosen[number] for number in there.tolist()]
+
+            def some(number: int) -> pa.ChunkedArray:
+                own = rows[which == number] - starts[there[number]]
+                return read([column], [groups[number]], own)[column]
+
+            return texts_in_order(list(in_advance(some, range(len(groups)))), which)
 
         several = len(chosen) > 1
         return LazyTable(
             file.schema_arrow.names,
-            lambda names: read(names, chosen),
+            columns,
             lambda: int(starts[-1]),
             value if several else None,
             parts if several else None,
+            taken if several else None,
+            ahead if several else None,
         )
 
     @property

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from engine.plan.snapshot.lazy_table import LazyTable, Table, value_of, whole
+from engine.plan.snapshot.lazy_table import LazyTable, Table, read_ahead, texts_of, value_of, whole
 from engine.tables import ABSENT, ClusterTables, PodColumns, ResourceNames
 
 TERMINAL = ("Succeeded", "Failed")
@@ -286,10 +286,8 @@ class Snapshot:
 
     def pod_labels(self, rows: NDArray[np.int64]) -> pa.Array:
         """Return `namespace/name` of many rows, as an Arrow string array."""
-        taken = self.pods.select(["namespace", "name"]).take(pa.array(rows)).combine_chunks()
-        namespace = taken["namespace"].cast(pa.large_string())
-        joined = pc.binary_join_element_wise(namespace, taken["name"], pa.scalar("/", pa.large_string()))
-        return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+        namespace, name = (texts_of(self.pods, column, rows) for column in ("namespace", "name"))
+        return pc.binary_join_element_wise(namespace, name, pa.scalar("/", pa.large_string()))
 
     def content_hash(self) -> str:
         """Return a digest of the tables' content, for provenance if no input file was hashed."""
@@ -325,7 +323,13 @@ def _rows(table: Table, extent: Callable[[], tuple[int, int]], first_node: int =
         begin, end = extent()
         return end - begin
 
-    return LazyTable(table.column_names, columns, rows)
+    def texts(name: str, rows: NDArray[np.int64]) -> pa.Array:
+        return texts_of(table, name, rows + extent()[0])
+
+    def ahead(name: str) -> None:
+        read_ahead(table, name)
+
+    return LazyTable(table.column_names, columns, rows, texts=texts, ahead=ahead)
 
 
 def _shift_nodes(table: pa.Table, first: int) -> pa.Table:

@@ -1,10 +1,18 @@
-"""Number the distinct values of a column. `np.unique` sorts all values for that, which takes longer."""
+"""Find and number the distinct values of a column.
+
+`np.unique` sorts all values to number them, or hashes them, and its first call imports `numpy.ma`: all of
+this takes longer.
+"""
 
 from __future__ import annotations
+
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+Number = TypeVar("Number", bound=np.integer[Any])
 
 
 def numbered(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -26,3 +34,11 @@ def distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     return found[order], place[encoded.indices.to_numpy()]
+
+
+def distinct_numbers(values: NDArray[Number]) -> NDArray[Number]:
+    """Return the distinct values of a few numbers, in ascending order."""
+    ordered = np.sort(values)
+    first = np.ones(len(ordered), bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[first]

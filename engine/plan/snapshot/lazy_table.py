@@ -20,8 +20,9 @@ class LazyTable:
     """Offer the parts of `pa.Table` that access columns; `whole` returns a real table.
 
     The first use of a column raises its errors, not the opening of the table. With `value`, single values of
-    a column that is not there yet are computed without it. With `parts`, a column is searched and numbered
-    part by part: a part fits into the processor's caches, while memory for a whole column must first be had.
+    a column that is not there yet are computed without it, and with `texts` the texts of some rows. With
+    `parts`, a column is searched and numbered part by part: a part fits into the processor's caches, while
+    memory for a whole column must first be had. `ahead` begins to read a column in a thread.
     """
 
     def __init__(
@@ -31,12 +32,16 @@ class LazyTable:
         rows: Callable[[], int],
         value: Callable[[str, int], Any] | None = None,
         parts: Callable[[str], Iterator[pa.ChunkedArray]] | None = None,
+        texts: Callable[[str, NDArray[np.int64]], pa.Array] | None = None,
+        ahead: Callable[[str], None] | None = None,
     ) -> None:
         self.column_names = list(column_names)
         self._make = columns
         self._rows = rows
         self._value = value
         self._parts = parts
+        self._texts = texts
+        self._ahead = ahead
         self._made: dict[str, pa.ChunkedArray] = {}
         self._coded: dict[str, tuple[list[str], NDArray[np.int32]]] = {}
         self._found: dict[tuple[str, str], list[int]] = {}
@@ -111,6 +116,20 @@ class LazyTable:
             self._found[name, text] = found
         return self._found[name, text]
 
+    def read_ahead(self, name: str) -> None:
+        """Begin to read a column in a thread, while a question does other work; its first use waits for it,
+        and raises its errors.
+        """
+        there = (*self._made, *self._coded, *self._filled)
+        if self._ahead is not None and name in self.column_names and name not in there:
+            self._ahead(name)
+
+    def texts(self, name: str, rows: NDArray[np.int64]) -> pa.Array:
+        """Return the texts of a column in `rows`, as a large string array."""
+        if self._texts is not None and name not in self._made:
+            return self._texts(name, rows)
+        return texts_in_order([self[name].take(pa.array(rows))], np.zeros(len(rows), np.int64))
+
     def value(self, name: str, row: int) -> Any:
         if self._value is not None and name not in self._made:
             return self._value(name, row)
@@ -163,6 +182,19 @@ def value_of(table: Table, name: str, row: int) -> Any:
     return table.value(name, row) if isinstance(table, LazyTable) else table[name][row].as_py()
 
 
+def texts_of(table: Table, name: str, rows: NDArray[np.int64]) -> pa.Array:
+    """Return the texts of a column in `rows`, as a large string array."""
+    return _lazy(table).texts(name, rows)
+
+
+def texts_in_order(parts: Sequence[pa.ChunkedArray], which: NDArray[np.int64]) -> pa.Array:
+    """Return texts, of which `which`, int64[n], names the part of each: it is the next one of that part."""
+    chunks = [chunk.cast(pa.large_string()) for part in parts for chunk in part.chunks]
+    place = np.empty(len(which), np.int64)
+    place[np.argsort(which, kind="stable")] = np.arange(len(which))
+    return pa.concat_arrays(chunks).take(pa.array(place)) if chunks else pa.array([], pa.large_string())
+
+
 def rows_with(table: Table, name: str, text: str) -> list[int]:
     """Return the rows with a text in a column."""
     return _lazy(table).rows_with(name, text)
@@ -183,6 +215,13 @@ def coded(table: Table, name: str, more: Sequence[str] = ()) -> tuple[list[str],
 def parts_of(table: Table, name: str) -> Iterator[pa.ChunkedArray]:
     """Yield a column part by part; nothing of one that is not there yet is kept."""
     return _lazy(table).parts(name)
+
+
+def read_ahead(table: Table, *names: str) -> None:
+    """Begin to read columns in a thread, in this order, if the table reads its columns on first use."""
+    if isinstance(table, LazyTable):
+        for name in names:
+            table.read_ahead(name)
 
 
 def filled(table: Table, name: str) -> dict[int, str]:

@@ -74,6 +74,11 @@ class NodeLabels:
         domain, values = self._column(key)
         return domain, len(values)
 
+    def with_label(self, key: str) -> Nodes:
+        """Return bool[nodes]: whether each node has a label. Its values are not numbered for that."""
+        found = self._domains.get(key)
+        return found[0] >= 0 if found is not None else self._source.there(key)
+
     def _column(self, key: str) -> tuple[NDArray[np.int32], pa.Array]:
         found = self._domains.get(key)
         if found is None:
@@ -137,6 +142,8 @@ class _Source(Protocol):
 
     def label(self, key: str) -> pa.DictionaryArray: ...
 
+    def there(self, key: str) -> Nodes: ...
+
     def taints(self) -> tuple[list[str], NDArray[np.int32]]:
         """Return distinct lists of taints as JSON, empty for none, and int32[nodes] that numbers them."""
         ...
@@ -154,6 +161,12 @@ class _Columns:
         column = self._nodes[LABEL + key].combine_chunks()
         # A column of some nodes keeps the values of all, each of which would be a domain without nodes.
         return column.cast(pa.string()).dictionary_encode()
+
+    def there(self, key: str) -> Nodes:
+        if LABEL + key not in self._nodes.column_names:
+            return np.zeros(self._nodes.num_rows, bool)
+        found: Nodes = self._nodes[LABEL + key].is_valid().to_numpy()
+        return found
 
     def taints(self) -> tuple[list[str], NDArray[np.int32]]:
         return coded(self._nodes, TAINTS)
@@ -180,6 +193,9 @@ class _Documents:
     def label(self, key: str) -> pa.DictionaryArray:
         values = pa.array(list(map(_label, self._labels, repeat(key))), pa.string())
         return values.dictionary_encode()
+
+    def there(self, key: str) -> Nodes:
+        return np.array([key in labels for labels in self._labels], bool)
 
     def taints(self) -> tuple[list[str], NDArray[np.int32]]:
         texts: dict[str, int] = {}

@@ -31,4 +31,5 @@ def share_results(snapshot: Snapshot, other: Snapshot) -> Snapshot:
     computed later.
     """
     other.__dict__[_KEPT] = snapshot.__dict__.setdefault(_KEPT, {})
+    other.__dict__["node_names"] = snapshot.node_names
     return other

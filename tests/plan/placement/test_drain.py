@@ -66,6 +66,22 @@ ON_ZONE_B = {
         }
     }
 }
+EITHER = {
+    "nodeAffinity": {
+        REQUIRED: {
+            "nodeSelectorTerms": [
+                {"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["b", "c"]}]},
+                {
+                    "matchExpressions": [
+                        {"key": ZONE, "operator": "DoesNotExist"},
+                        {"key": "cpus", "operator": "Gt", "values": ["8"]},
+                    ]
+                },
+            ]
+        }
+    }
+}
+DEDICATED = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
 GCE = "pd.csi.storage.gke.io"
 DEVICE = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu"}]}
 
@@ -228,11 +244,51 @@ GOES = [
     ("where the port is free", [node("n2"), pod("other", "n2", **PORT), node("n3")], PORT, "n3"),
 ]
 STAYS = [
-    ("a taint", [node("n2", taints=[CONTROL_PLANE])], {}, "a taint"),
-    ("a cordoned node", [node("n2", unschedulable=True)], {}, "a taint"),
-    ("a node that is not ready", [node("n2", ready=False)], {}, "not ready"),
-    ("no such zone", [node("n2")], {"nodeSelector": {ZONE: "b"}}, "node selector"),
-    ("affinity", [node("n2")], {"affinity": ON_ZONE_B}, "node selector"),
+    (
+        "a taint",
+        [node("n2", taints=[CONTROL_PLANE])],
+        {},
+        "1 excluded by a taint (node-role.kubernetes.io/control-plane:NoSchedule)",
+    ),
+    (
+        "a cordoned node",
+        [node("n2", unschedulable=True)],
+        {},
+        "1 excluded by a taint (node.kubernetes.io/unschedulable:NoSchedule)",
+    ),
+    (
+        "several taints",
+        [
+            node("n2", taints=[CONTROL_PLANE, DEDICATED]),
+            node("n3", taints=[DEDICATED], unschedulable=True),
+            node(
+                "n4",
+                taints=[
+                    DEDICATED,
+                    {"key": "d", "effect": "NoExecute"},
+                    {"key": "e", "effect": "PreferNoSchedule"},
+                ],
+            ),
+        ],
+        {},
+        "3 excluded by a taint (3 dedicated=gpu:NoSchedule, 1 d:NoExecute, "
+        "1 node-role.kubernetes.io/control-plane:NoSchedule and 1 more)",
+    ),
+    ("a node that is not ready", [node("n2", ready=False)], {}, "no node of 1: 1 not ready or unknown"),
+    ("no such zone", [node("n2")], {"nodeSelector": {ZONE: "b"}}, f"affinity ({ZONE}=b)"),
+    ("affinity", [node("n2")], {"affinity": ON_ZONE_B}, f"affinity ({ZONE}=b)"),
+    (
+        "several labels",
+        [node("n2"), node("n3", "b"), node("n4", "c")],
+        {"nodeSelector": {"disk": "ssd"}, "affinity": ON_ZONE_B},
+        f"3 excluded by node selector or affinity (3 disk=ssd, 2 {ZONE}=b)",
+    ),
+    (
+        "one of several terms",
+        [node("n2"), node("n3", "d", taints=[CONTROL_PLANE])],
+        {"affinity": EITHER},
+        f"1 excluded by node selector or affinity ({ZONE} in (b, c) or !{ZONE} and cpus > 8)",
+    ),
     (
         "a local volume",
         [node("n2"), claimed("pv"), volume(**reached_from(HOST, "n1"))],

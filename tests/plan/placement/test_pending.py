@@ -74,7 +74,7 @@ def test_a_pod_that_no_group_takes_is_explained(tmp_path):
     answer = pending(cluster(tmp_path, *waiting), PendingParameters())
     assert found(answer, "no-group") == [
         ("shop/w", "2 groups without enough cpu", 1),
-        ("shop/g", "2 groups excluded by node selector or affinity", 1),
+        ("shop/g", "2 groups excluded by node selector or affinity (gpu=yes)", 1),
     ]
     assert answer.headline == "2 pods pending for want of a node; no node group takes 2."
 

@@ -117,6 +117,37 @@ def test_use_is_read_from_a_real_server(server: str) -> None:
 
 
 @needs_prometheus
+@pytest.mark.parametrize("shift", [0, 20, 50])
+def test_a_kill_between_the_scrapes_of_two_windows_is_counted_once(shift: int, tmp_path: Path) -> None:
+    made, kills = Recording(), [END - hour * 3600 - 40 for hour in range(1, 5)]
+    times = [at + shift for at in SCRAPED]
+    for number in range(5):
+        # Each container is killed at another place in a window.
+        moments = [kill + 60 * number for kill in kills]
+        amounts = [MI] * len(times), [0.1] * len(times)
+        made.container(f"shop/killed-{number}", "app", times, *amounts, node="n1")
+        labels = {"namespace": "shop", "pod": f"killed-{number}", "container": "app"}
+        counts = [(at, float(sum(moment < at for moment in moments))) for at in times]
+        made.add("container_oom_events_total", labels, counts)
+    with prometheus(tmp_path, made) as address:
+        history = collected(address, FaultLog())
+    for number in range(5):
+        assert (read(history, f"shop/killed-{number}", "ooms") > 0.5).sum() == len(kills)
+
+
+@needs_prometheus
+def test_a_server_without_the_older_values_is_reported(server: str) -> None:
+    faults, times = FaultLog(), aligned(END, 2 * HOURS / 24, STEP)
+    Collector(Prometheus(ServerAccess(server), timeout=60), times, faults).collect()
+    late = [str(fault) for fault in faults.kept if "late" in str(fault)]
+    assert {line.split(": ")[1] for line in late} >= {"memory", "cpu"}
+    assert "memory: begins 71 of 144 moments late, at" in late[0]
+    faults = FaultLog()
+    collected(server, faults)
+    assert not [fault for fault in faults.kept if "late" in str(fault)]
+
+
+@needs_prometheus
 def test_gaps_and_copies_are_reported_for_their_container_only(server: str) -> None:
     faults = FaultLog()
     history = collected(server, faults)

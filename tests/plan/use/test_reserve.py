@@ -149,3 +149,31 @@ def test_the_command_answers_in_ci(run_plan: Callable[..., Any], tmp_path):
     assert done.returncode == 1
     assert json.loads(done.stdout)["headline"].startswith("large: reserve ")
     assert run_plan("reserve", str(path)).returncode == 2
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_node_without_a_moment_with_its_pods_is_noted(more, tmp_path):
+    made, early = SizedCluster(), np.arange(TIMES.count) < 100
+    for number, name in enumerate(("n1", "n2")):
+        made.node(name, **{"node.kubernetes.io/instance-type": "large"})
+        labels = made.pods(f"Deployment shop/{name}", [name] * (1 + number * more), {"memory": "1Gi"})
+        made.use(labels, 1 * GI, 0.5)
+        apart = number == 0
+        made.node_use(name, np.where(early, 5.0 * GI, np.nan) if apart else 5 * GI, 1.0)
+        made.node_use(name, np.where(early, np.nan, 2.0 * GI) if apart else 2 * GI, 0.5, "pods")
+    answer = asked(made, tmp_path, margin=0)
+    assert answer.notes["nodes whose memory is never recorded at the same moment as that of their pods"] == 1
+    # 16 GiB less the threshold of 100 MiB and the 3 GiB of the other node, in pods of 1 GiB.
+    assert values(answer, "max-pods") == {"large: maxPods": 12}
+
+
+def test_of_nodes_of_several_sizes_the_smallest_counts(tmp_path):
+    made = SizedCluster()
+    for name, memory in (("n1", "64Gi"), ("n2", "8Gi")):
+        made.node(name, memory=memory, pool="web")
+        made.use(made.pods(f"Deployment shop/{name}", [name], {"memory": "1Gi"}), 1 * GI, 0.5)
+        made.node_use(name, 2 * GI, 1.0)
+    answer = asked(made, tmp_path, margin=0, group_by="pool")
+    # 8 GiB less the threshold of 100 MiB and 1 GiB outside of pods.
+    assert values(answer, "max-pods") == {"web: maxPods": 6}
+    assert any(text.startswith("web: nodes with more memory") for text in answer.notes)
