@@ -209,7 +209,7 @@ def _boot(
 def _console(
     process: subprocess.Popen[bytes], deadline: float, show: Callable[[bytes], None] | None
 ) -> tuple[bytes, bool]:
-    """Return what the console printed until the kernel ended or the deadline, and whether the kernel ended."""
+    """Return what the console printed until the kernel ended, or until the deadline, and whether it ended."""
     output, pipe = bytearray(), process.stdout
     assert pipe is not None
     with pipe:

@@ -46,9 +46,9 @@ class PrivateNode:
         for directory in self._directories(cgroup):
             directory.mkdir(parents=True)
         if self.mounts.version == 2:
-            top, group = self.mounts.directory("memory"), self.mounts.directory("memory", cgroup)
-            between = group.relative_to(top).parents
-            for group in (*(top / each for each in reversed(between)), group):
+            top, own = self.mounts.directory("memory"), self.mounts.directory("memory", cgroup)
+            above = [top / each for each in reversed(own.relative_to(top).parents)]
+            for group in (*above, own):
                 for controller in ("+memory", "+pids"):
                     (group / "cgroup.subtree_control").write_text(controller)
 
