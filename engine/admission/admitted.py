@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from engine._fast.preemption.predicates import Ledger
+from engine._fast.preemption.ledger import Ledger
 from engine.admission.failures import NODE_PORTS, Failure, InsufficientResource
 from engine.admission.predicates import (
     NATIVE,

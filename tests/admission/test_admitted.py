@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine._fast.preemption import _predicates_c, _predicates_py, _requests_c, _requests_py
+from engine._fast.preemption import _ledger_c, _ledger_py, _requests_c, _requests_py
 from engine.admission import NodeAllocations
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput
@@ -55,7 +55,7 @@ def state(admitted: NodeAllocations) -> dict[str, Any]:
     return {"pods": list(admitted.pods), "used": used, "rows": list(admitted.table)}
 
 
-@pytest.mark.parametrize(("fits", "fills"), [(_predicates_c, _requests_c), (_predicates_py, _requests_py)])
+@pytest.mark.parametrize(("fits", "fills"), [(_ledger_c, _requests_c), (_ledger_py, _requests_py)])
 @given(steps)
 @settings(max_examples=60, deadline=None)
 def test_the_fast_path_admits_the_same_pods_as_the_full_one(fits, fills, taken):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine._fast.preemption import _ledger_c, _ledger_py
 from engine._fast.preemption import _predicates_c as kernel
 from engine._fast.preemption import _predicates_py as twin
 
@@ -52,7 +53,9 @@ def test_sums(data, resources, sizes):
 def test_a_ledger(data, resources, rows):
     requests, limits = arrays(data.draw, (resources, rows)), arrays(data.draw, (resources,))
     sums = [np.zeros(resources, np.int64) for _ in range(2)]
-    ledgers = [form.Ledger(requests, used, limits) for form, used in zip((kernel, twin), sums, strict=True)]
+    ledgers = [
+        form.Ledger(requests, used, limits) for form, used in zip((_ledger_c, _ledger_py), sums, strict=True)
+    ]
     counted = []
     for row in data.draw(st.lists(st.integers(0, rows - 1), max_size=8)):
         fits, expected = [ledger.fits(row) for ledger in ledgers]
@@ -69,7 +72,7 @@ def test_a_ledger(data, resources, rows):
         assert sums[0].tolist() == [sum(requests[i, counted].tolist()) for i in range(resources)]
 
 
-@pytest.mark.parametrize("form", [kernel, twin], ids=["kernel", "twin"])
+@pytest.mark.parametrize("form", [_ledger_c, _ledger_py], ids=["kernel", "twin"])
 @pytest.mark.parametrize("row", [-1, 2])
 def test_a_ledger_knows_its_rows(form, row):
     ledger = form.Ledger(np.zeros((1, 2), np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))

@@ -47,46 +47,6 @@ def request_sums(const int64_t[:, ::1] requests, const int64_t[::1] offsets, int
     return sums
 
 
-cdef class Ledger:
-    cdef const int64_t[:, ::1] requests
-    cdef int64_t[::1] used
-    cdef const int64_t[::1] limits
-
-    def __cinit__(self, requests, used, limits):
-        if not len(requests) == len(used) == len(limits):
-            raise ValueError("requests, used and limits must have as many resources")
-        self.requests, self.used, self.limits = requests, used, limits
-
-    def fits(self, Py_ssize_t row):
-        cdef Py_ssize_t i
-        self.check(row)
-        for i in range(self.used.shape[0]):
-            if missing(self.requests[i, row], 0, 0, self.used[i], self.limits[i]):
-                return False
-        return True
-
-    def add(self, Py_ssize_t row):
-        cdef Py_ssize_t i
-        self.check(row)
-        for i in range(self.used.shape[0]):
-            if self.requests[i, row] > INT64_MAX - self.used[i]:
-                return False
-        for i in range(self.used.shape[0]):
-            self.used[i] += self.requests[i, row]
-        return True
-
-    def remove(self, Py_ssize_t row):
-        cdef Py_ssize_t i
-        self.check(row)
-        for i in range(self.used.shape[0]):
-            self.used[i] -= self.requests[i, row]
-
-    cdef int check(self, Py_ssize_t row) except -1:
-        if row < 0 or row >= self.requests.shape[1]:
-            raise IndexError(f"row {row} of {self.requests.shape[1]}")
-        return 0
-
-
 def short_on_each_node(const int64_t[::1] wanted, const int64_t[::1] overhead, const uint8_t[::1] droppable,
                        const int64_t[:, ::1] used, const int64_t[::1] pods,
                        const int64_t[:, ::1] allocatable, const int64_t[::1] pod_limit, int threads=0):

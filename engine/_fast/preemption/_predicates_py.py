@@ -15,7 +15,7 @@ A shortage is int64[R + 1]: places for pods first, then each resource by id; 0 w
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,48 +38,6 @@ def request_sums(requests: Int64s, offsets: Int64s, threads: int = 0) -> Int64s:
                 raise OverflowError(f"the sum of resource {resource} on node {node} exceeds 64 bits")
             sums[resource, node] = total
     return sums
-
-
-class Ledger:
-    """Track the total of rows of `requests` (int64[R, N], not negative) against limits.
-
-    `used` (int64[R]) grows and shrinks with the rows that are added and removed; `limits` (int64[R]) is read
-    at each question. Both and `requests` stay the caller's, arrays or other memory of that format. Raise
-    `IndexError` for a row out of range.
-    """
-
-    def __init__(self, requests: Any, used: Any, limits: Any) -> None:
-        if not len(requests) == len(used) == len(limits):
-            raise ValueError("requests, used and limits must have as many resources")
-        self.requests, self.used, self.limits = requests, used, limits
-
-    def fits(self, row: int) -> bool:
-        """Tell whether enough is left of every resource that a row requests."""
-        return all(
-            amount == 0 or amount <= limit - used
-            for amount, used, limit in zip(
-                self._row(row), self.used.tolist(), self.limits.tolist(), strict=True
-            )
-        )
-
-    def add(self, row: int) -> bool:
-        """Count a row. Return False and change nothing if a sum would exceed 64 bits."""
-        sums = [used + amount for used, amount in zip(self.used.tolist(), self._row(row), strict=True)]
-        if max(sums, default=0) > LARGEST:
-            return False
-        for id, total in enumerate(sums):
-            self.used[id] = total
-        return True
-
-    def remove(self, row: int) -> None:
-        """Subtract a row that was added."""
-        for id, amount in enumerate(self._row(row)):
-            self.used[id] -= amount
-
-    def _row(self, row: int) -> list[int]:
-        if not 0 <= row < self.requests.shape[1]:
-            raise IndexError(f"row {row} of {self.requests.shape[1]}")
-        return [int(self.requests[id, row]) for id in range(len(self.requests))]
 
 
 def short_on_each_node(

@@ -3,12 +3,8 @@
 from engine._fast._select import PURE
 
 if PURE:
-    from engine._fast.preemption._predicates_py import Ledger, request_sums, short_on_each_node
+    from engine._fast.preemption._predicates_py import request_sums, short_on_each_node
 else:
-    from engine._fast.preemption._predicates_c import (  # type: ignore[assignment]
-        Ledger,
-        request_sums,
-        short_on_each_node,
-    )
+    from engine._fast.preemption._predicates_c import request_sums, short_on_each_node
 
-__all__ = ["Ledger", "request_sums", "short_on_each_node"]
+__all__ = ["request_sums", "short_on_each_node"]
