@@ -43,6 +43,21 @@ async def test_a_missing_user_needs_no_program(answer, monkeypatch: pytest.Monke
     assert await subordinate_ids() is None
 
 
+async def test_a_user_is_one_of_the_machines_own_file(
+    answer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """As for the kubelet, which does not ask directory services."""
+    answer("0: kubelet 65536 65536\n")
+    passwd = tmp_path / "passwd"
+    monkeypatch.setattr("engine.node.spec.subordinate_ids.USER", "kubelet")
+    monkeypatch.setattr("engine.node.spec.subordinate_ids.PASSWD", passwd)
+    assert await subordinate_ids() is None
+    passwd.write_text("root:x:0:0::/root:/bin/sh\nkubelets:x:7:7::/:/bin/sh\n")
+    assert await subordinate_ids() is None
+    passwd.write_text("root:x:0:0::/root:/bin/sh\nkubelet:x:7:7::/:/bin/sh\n")
+    assert await subordinate_ids() == range(65536, 131072)
+
+
 async def test_without_the_program_all_ids_are_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("engine.node.spec.subordinate_ids.USER", pwd.getpwuid(0).pw_name)
     monkeypatch.setenv("PATH", str(tmp_path))
