@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from engine._fast.preemption.preemption import PODS
 from engine.api.errors import Refused
 from engine.api.struct import PartlyShown
-from engine.tables import CRITICAL, HAS_PRIORITY, PROTECTED, QOS_NAMES, PodTable
+from engine.tables import CRITICAL, HAS_PRIORITY, PODS_ID, PROTECTED, QOS_NAMES, PodTable
 
 Requirements = tuple[tuple[str, int], ...]
+NO_LIMIT: Final = 2**62
+"""The steps of a search for victims that only time limits."""
 
 
 class NotEnoughToPreempt(Refused):
@@ -165,7 +166,7 @@ class Preemption(PartlyShown, frozen=True):
 
     def _amount(self, name: str, row: int) -> int:
         id = self.table.resources.find(name)
-        if id == PODS:
+        if id == PODS_ID:
             return 1
         return 0 if id is None else int(self.table.cells.ranking[id, row])
 

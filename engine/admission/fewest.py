@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from engine._fast.preemption.preempt_fewest import best_of_size
+from engine._fast.preemption import preempt_fewest as kernels
+from engine.admission.decision import NO_LIMIT
 
-NO_LIMIT: Final = 2**62
 _LARGEST_SUM: Final = 2**62
 _LARGEST_TABLE: Final = 1 << 22
 """The largest product of candidates and victims; beyond it, the bounds alone would take too long."""
@@ -126,7 +126,7 @@ def _exact(
     for size in range(_at_least(amounts, needs), len(start) + 1):
         if budget.spent:
             return start, False
-        found, finished, steps = best_of_size(
+        found, finished, steps = kernels.best_of_size(
             np.array(amounts, np.int64),
             np.array(priorities, np.int64),
             np.array(needs, np.int64),

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from engine._fast.preemption.preemption import victims as distance_victims
-from engine.admission.decision import NotEnoughToPreempt, Preemption, Requirements, why_not_preemptable
-from engine.admission.fewest import NO_LIMIT, Budget, Candidate, fewest_by_priority, fewest_victims
+from engine._fast.preemption import preemption as kernels
+from engine.admission import fewest
+from engine.admission.decision import (
+    NO_LIMIT,
+    NotEnoughToPreempt,
+    Preemption,
+    Requirements,
+    why_not_preemptable,
+)
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.api.resources import PODS, is_qualified_name
 from engine.tables import PODS_ID, PodTable
+
+if TYPE_CHECKING:
+    from engine.admission.fewest import Candidate
 
 KUBELET: Final = "kubelet"
 PRIORITY: Final = "priority"
@@ -65,7 +74,7 @@ def preempt(
     known = [(need, id) for need, id in zip(needs, ids, strict=True) if id is not None]
     proven, note = True, ""
     if policy == KUBELET:
-        found, short = distance_victims(
+        found, short = kernels.victims(
             table.cells.ranking,
             table.cells.qos,
             table.cells.flags,
@@ -84,8 +93,8 @@ def preempt(
         missing = _missing([need for need, _ in known], candidates)
         rows = []
         if not missing and not absent:
-            search = fewest_victims if policy == MINIMAL else fewest_by_priority
-            answer = search(candidates, wanted, Budget(time_limit, steps))
+            search = fewest.fewest_victims if policy == MINIMAL else fewest.fewest_by_priority
+            answer = search(candidates, wanted, fewest.Budget(time_limit, steps))
             rows, proven = [candidate.row for candidate in answer.chosen], answer.proven
             note = "" if proven else "the search was cut off; the best set found so far is used"
     missing.update(absent)
@@ -125,7 +134,7 @@ def _checked(requirements: Mapping[str, int] | Iterable[tuple[str, int]]) -> Req
 def _candidates(table: PodTable, critical: bool, priority: int | None, ids: Sequence[int]) -> list[Candidate]:
     cells = table.cells
     return [
-        Candidate(
+        fewest.Candidate(
             row=row,
             amounts=tuple(1 if id == PODS_ID else int(cells.ranking[id, row]) for id in ids),
             priority=int(cells.priority[row]),

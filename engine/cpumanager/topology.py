@@ -11,7 +11,7 @@ from functools import cached_property, reduce
 from operator import or_
 from typing import NamedTuple
 
-from engine._fast.pinning.cpu_assignment import Layout
+from engine._fast.pinning import cpu_assignment as kernels
 from engine.topologymanager.policy import Numa
 
 
@@ -43,7 +43,7 @@ class CpuTopology:
             place = (one.node, one.socket, one.core)
             by_core[place] = by_core.get(place, 0) | bit
         cores = {(cpus & -cpus).bit_length() - 1: cpus for cpus in by_core.values()}
-        self.layout = Layout(cores, caches, sockets, nodes)
+        self.layout = kernels.Layout(cores, caches, sockets, nodes)
 
     @property
     def cpus(self) -> int:

@@ -7,7 +7,7 @@ nodes are sorted as numbers in the dump and as text in the JSON. Pure; `checkpoi
 
 from __future__ import annotations
 
-from base64 import b64encode
+import base64
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any
@@ -58,7 +58,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True
         """Return the entry as it is written."""
         ids = self.device_ids
         nodes = None if ids is None else {str(node): ids[node] for node in sorted(ids, key=str)}
-        response = None if self.alloc_resp is None else b64encode(self.alloc_resp).decode()
+        response = None if self.alloc_resp is None else base64.b64encode(self.alloc_resp).decode()
         return go_json(
             {
                 "PodUID": self.pod_uid,

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast.devices import bitset
-from engine._fast.devices.device_list import ABSENT, HEALTHY, NO_TOPOLOGY, UNHEALTHY, DeviceIndex, NodeIds
+from engine._fast.devices import bitset, device_list
 from engine.devices.checkpoint import NO_NODE
 from engine.topologymanager.policy import Numa
 from engine.topologymanager.search import DeviceCounts
+
+if TYPE_CHECKING:
+    from engine._fast.devices.device_list import NodeIds
 
 Bits: TypeAlias = "NDArray[np.uint64]"
 _Number = TypeVar("_Number", "np.uint8", "np.int32")
@@ -79,7 +81,7 @@ class Inventory:
     def disconnect(self) -> None:
         """Mark every listed device as unhealthy until the plugin reports again."""
         self._message = None
-        self._state = np.minimum(self._state, UNHEALTHY)
+        self._state = np.minimum(self._state, device_list.UNHEALTHY)
         self._pack()
 
     # Devices held by containers
@@ -88,8 +90,8 @@ class Inventory:
         """Count a holder for each device, known or not."""
         unknown = [id for id in ids if id not in self._rows]
         if unknown:
-            self._state = _longer(self._state, len(unknown), ABSENT)
-            self._topology = _longer(self._topology, len(unknown), NO_TOPOLOGY)
+            self._state = _longer(self._state, len(unknown), device_list.ABSENT)
+            self._topology = _longer(self._topology, len(unknown), device_list.NO_TOPOLOGY)
             self._intern(unknown)
             self._pack()
         for id in ids:
@@ -157,14 +159,14 @@ class Inventory:
     def is_healthy(self, ids: Iterable[str]) -> bool:
         """Tell whether every device is listed and healthy."""
         rows = [self._rows.get(id) for id in ids]
-        return all(row is not None and self._state[row] == HEALTHY for row in rows)
+        return all(row is not None and self._state[row] == device_list.HEALTHY for row in rows)
 
     def is_unhealthy(self, id: str) -> bool:
         """Return whether the plugin reported the device as unhealthy or disconnected; false
         before a report.
         """
         row = self._rows.get(id)
-        return row is not None and bool(self._state[row] == UNHEALTHY)
+        return row is not None and bool(self._state[row] == device_list.UNHEALTHY)
 
     def nodes_of(self, id: str) -> NodeIds | None:
         """Return the NUMA nodes of a listed device; None without topology."""
@@ -201,13 +203,17 @@ class Inventory:
 
     def rows(self) -> list[tuple[str, str, NodeIds | None, int]]:
         """Return every listed or held device: id, health, NUMA nodes, holders."""
-        words = {ABSENT: "Gone", UNHEALTHY: "Unhealthy", HEALTHY: "Healthy"}
+        words = {
+            device_list.ABSENT: "Gone",
+            device_list.UNHEALTHY: "Unhealthy",
+            device_list.HEALTHY: "Healthy",
+        }
         return [
             (id, words[int(state)], self._index.nodes(int(topology)), int(holders))
             for id, state, topology, holders in zip(
                 self._ids, self._state, self._topology, self._holders, strict=True
             )
-            if state != ABSENT or holders
+            if state != device_list.ABSENT or holders
         ]
 
     # Numbering
@@ -215,14 +221,14 @@ class Inventory:
     def _set_ids(self, ids: list[str]) -> None:
         self._ids = ids
         self._rows = {id: row for row, id in enumerate(ids)}
-        self._index = DeviceIndex(ids)
+        self._index = device_list.DeviceIndex(ids)
 
     def _intern(self, new_ids: Sequence[str]) -> None:
         """Number the ids again in order, keeping listed and held ones."""
         ids = [*self._ids, *new_ids]
         holders = _longer(self._holders, len(new_ids), 0)
         old_index = self._index
-        held_or_listed = (self._state != ABSENT) | (holders > 0)
+        held_or_listed = (self._state != device_list.ABSENT) | (holders > 0)
         held_or_listed[len(self._ids) :] = True
         order = sorted(np.flatnonzero(held_or_listed).tolist(), key=ids.__getitem__)
         self._state, topology, self._holders = self._state[order], self._topology[order], holders[order]
@@ -233,14 +239,14 @@ class Inventory:
         self._topology = numbers[topology]
 
     def _pack(self) -> None:
-        self.healthy: Bits = _packed(self._state == HEALTHY)
+        self.healthy: Bits = _packed(self._state == device_list.HEALTHY)
         self.allocated: Bits = _packed(self._holders > 0)
         self._groups = None
-        numbers = np.unique(self._topology[self._state != ABSENT])
+        numbers = np.unique(self._topology[self._state != device_list.ABSENT])
         self._aligned = any(self._index.nodes(number) for number in numbers.tolist())
 
     def _make_groups(self) -> tuple[DeviceGroup, ...]:
-        listed = self._state != ABSENT
+        listed = self._state != device_list.ABSENT
         sizes = Counter(self._topology[listed].tolist())
         return tuple(
             DeviceGroup(self._index.nodes(number), _packed((self._topology == number) & listed), size)

@@ -29,10 +29,10 @@ from engine.api.pod import Pod
 from engine.api.status import PodStatus
 from engine.host.node_context import NodeContext
 from engine.metrics import Registry
+from engine.probes import library
 from engine.probes.beyond import beyond
 from engine.probes.exec_tree import Leftovers
 from engine.probes.kills import KillBudget, owner_of
-from engine.probes.library import LibraryProbeOutcome, run
 from engine.probes.messages import Reason
 from engine.probes.networks import NETWORK_OF_THE_NODE, PodNetworks
 from engine.probes.request import exec_request, url_host
@@ -516,12 +516,12 @@ class ProbeManager:
             if self._workers[worker.key] is not worker:
                 return
             try:
-                found = await run(spec, *worker.target(), worker.network)
+                found = await library.run(spec, *worker.target(), worker.network)
             except KubengineError as error:
-                found = LibraryProbeOutcome(rule.OUTCOME_ERROR, str(error))
+                found = library.LibraryProbeOutcome(rule.OUTCOME_ERROR, str(error))
             except Exception as error:
                 log.exception("%s probe of %s", spec.type, worker.container.pod.pod.full_name)
-                found = LibraryProbeOutcome(rule.OUTCOME_ERROR, f"{type(error).__name__}: {error}")
+                found = library.LibraryProbeOutcome(rule.OUTCOME_ERROR, f"{type(error).__name__}: {error}")
         if self._workers[worker.key] is worker:
             if found.text:
                 worker.output = found.text

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
+from engine._fast.devices import MAX_NODES
 from engine._fast.devices import topology as kernels
 from engine.api.encoding.go_bool import parse_bool
 from engine.api.errors import InvalidInput
@@ -26,7 +27,7 @@ PREFER_CLOSEST = "prefer-closest-numa-nodes"
 MAX_ALLOWABLE = "max-allowable-numa-nodes"
 OPTIONS_FIELD = "topologyManagerPolicyOptions"
 DEFAULT_MAX_ALLOWABLE = 8
-DENSE_NODES = kernels.MAX_NODES
+DENSE_NODES: Final = MAX_NODES
 _MOST_DIGITS: Final = 18
 """Digits and a sign that fit 64 bits in any case."""
 SYSTEM_NODES = Path("/sys/devices/system/node")

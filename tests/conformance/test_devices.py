@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine._fast.devices import _bitset_py, _device_list_py, _topology_py, bitset
+from engine._fast.devices import _bitset_py, _device_list_py, _topology_py, bitset, device_list
 from engine._fast.devices import topology as kernels
 from engine.devices import inventory as inventory_module
 from engine.devices.checkpoint import DeviceCheckpointError, decode, encode, hashed_text
@@ -113,7 +113,7 @@ def listed_hints(numa: Numa, hints: Hints) -> list[dict[str, Any]] | None:
 @pytest.mark.parametrize("pure", [False, True], ids=["compiled", "twin"])
 def test_device_hints(vectors, pure, monkeypatch):
     if pure:
-        monkeypatch.setattr(inventory_module, "DeviceIndex", _device_list_py.DeviceIndex)
+        monkeypatch.setattr(device_list, "DeviceIndex", _device_list_py.DeviceIndex)
         monkeypatch.setattr(inventory_module, "bitset", _bitset_py)
         monkeypatch.setattr(topology_search, "kernels", _topology_py)
     for case in vectors("device_hints"):

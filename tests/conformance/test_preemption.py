@@ -20,7 +20,7 @@ from tests.conformance.changed import sums_changed
     ],
 )
 def test_preemption(vectors, kernel, monkeypatch):
-    monkeypatch.setattr("engine.admission.preemption.distance_victims", kernel)
+    monkeypatch.setattr("engine._fast.preemption.preemption.victims", kernel)
     for case in vectors("preemption"):
         pods = [as_written(pod, Pod, "pod") for pod in case["pods"]]
         if sums_changed(pods):
@@ -69,7 +69,7 @@ def test_classes_and_sums_in_the_columns(vectors, filler, monkeypatch):
 )
 def test_critical_and_preemptable_in_the_columns(vectors, filler, kernel, monkeypatch):
     monkeypatch.setattr("engine.tables.pods.Filler", filler)
-    monkeypatch.setattr("engine.admission.preemption.distance_victims", kernel)
+    monkeypatch.setattr("engine._fast.preemption.preemption.victims", kernel)
     for case in vectors("critical"):
         if "pod" in case:
             pod = as_written(case["pod"], Pod, "pod")

@@ -14,7 +14,7 @@ import pytest
 from engine.api.documents import as_written
 from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Pod
-from engine.probes import manager as probes
+from engine.probes import library
 from engine.probes.library import LibraryProbeOutcome
 from engine.probes.manager import ProbeManager
 from tests.contexts import node_context
@@ -33,7 +33,7 @@ class Probed:
         )
         self.raw: list[str] = []
         self.attempts = 0
-        monkeypatch.setattr(probes, "run", self._run)
+        monkeypatch.setattr(library, "run", self._run)
         # A readiness probe that hurries would add a tick to those of the history.
         monkeypatch.setattr(self.manager, "_hurry_readiness", lambda _: None)
 

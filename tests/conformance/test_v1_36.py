@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine._fast import _cgroup_values_c, _cgroup_values_py, cgroup_values
-from engine._fast.devices import _bitset_py, _device_list_py, _topology_py
+from engine._fast.devices import _bitset_py, _device_list_py, _topology_py, device_list
 from engine._fast.devices import topology as topology_kernels
 from engine._fast.preemption import _preemption_c, _preemption_py, _requests_c, _requests_py
 from engine._fast.ranking import _eviction_ranking_c, _eviction_ranking_py, _image_order_c, _image_order_py
@@ -54,7 +54,7 @@ def fillers(twin, monkeypatch):
     monkeypatch.setattr("engine.tables.pods.Filler", (_requests_py if twin else _requests_c).Filler)
     monkeypatch.setattr("engine.tables.amounts.requests", (_requests_py if twin else _requests_c).requests)
     chooser = (_preemption_py if twin else _preemption_c).victims
-    monkeypatch.setattr("engine.admission.preemption.distance_victims", chooser)
+    monkeypatch.setattr("engine._fast.preemption.preemption.victims", chooser)
 
 
 @BOTH
@@ -144,7 +144,7 @@ def inventory_of(given: dict[str, Any]) -> Inventory:
 @pytest.fixture
 def device_kernels(twin, monkeypatch):
     if twin:
-        monkeypatch.setattr(inventory_module, "DeviceIndex", _device_list_py.DeviceIndex)
+        monkeypatch.setattr(device_list, "DeviceIndex", _device_list_py.DeviceIndex)
         monkeypatch.setattr(inventory_module, "bitset", _bitset_py)
         monkeypatch.setattr(topology_search, "kernels", _topology_py)
         monkeypatch.setattr(topology, "kernels", _topology_py)

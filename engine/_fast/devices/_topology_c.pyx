@@ -18,7 +18,7 @@ Time is O(resources * nodes * 2^nodes), memory O(2^nodes). Beyond MAX_NODES see
 import numpy as np
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
-from engine._fast.devices._topology_py import MAX_NODES
+from engine._fast.devices import MAX_NODES
 
 cdef extern from "subset_sums.h" nogil:
     void kb_subset_sums(int32_t *f, int nodes)

@@ -19,7 +19,6 @@ PREFERRED = 2
 NO_MASK = -1
 NOWHERE = 0
 ANY_NODE = 1
-MAX_NODES = 20  # 2^20 flags for each resource
 
 Flags: TypeAlias = "NDArray[np.uint8]"
 Distances: TypeAlias = "NDArray[np.int64]"

@@ -1,9 +1,9 @@
 """Generate and merge NUMA hints over sets of nodes as masks: compiled, or the plain twin."""
 
 from engine._fast._select import PURE
+from engine._fast.devices import MAX_NODES
 from engine._fast.devices._topology_py import (
     ANY_NODE,
-    MAX_NODES,
     NO_MASK,
     NOWHERE,
     ORDINARY,

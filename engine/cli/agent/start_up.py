@@ -7,6 +7,9 @@ Savings measured at the end of start-up, up to `/healthz` (two cores, Python 3.1
 - protobuf's pure Python messages, which its C messages replace, are not loaded: 0.6 MB, 10 ms;
 - NumPy is loaded when a decision first computes with whole columns, as device plugins need it, while scrapes,
   image collection, evictions and preemption do without it: 11.5 MB, 0.09 s;
+- kernels for devices, exclusive CPUs and preemption wait for their first use, and so do two parts of the
+  engine that few pods need, and GCC's thread library: 1 MB;
+- five modules of Python's library that only such parts use are loaded with them: 0.4 MB;
 - msgspec takes functions from `typing` instead of loading `typing_extensions`: 1 MB, 6 ms; it does not create
   the 38 classes with which it describes types;
 - regular expressions are compiled at their first use, and most are for fields that few pods have: 9 ms;
@@ -30,9 +33,21 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+KERNELS = (
+    *("devices.bitset", "devices.device_list", "devices.topology"),
+    *("pinning.cpu_assignment", "preemption.preempt_fewest", "preemption.preemption"),
+)
+"""Kernels for device plugins, topology policies, exclusive CPUs and preemption. The one for evictions is
+loaded at start-up, because memory is short when it is needed.
+"""
+PARTS = ("admission.fewest", "probes.library")
+"""Preemption under other policies than the kubelet's, and probes that the native loop leaves to Python."""
 POSTPONED = (
     *("ssl", "asyncio.sslproto", "google.protobuf.internal.python_message"),
     *("msgspec.inspect", "numpy", "numpy.typing"),
+    *("base64", "calendar", "glob", "json", "shlex"),
+    *(f"engine._fast.{name}" for name in KERNELS),
+    *(f"engine.{name}" for name in PARTS),
 )
 EXTENSIONS = "typing_extensions"
 THREADS = "OPENBLAS_NUM_THREADS"

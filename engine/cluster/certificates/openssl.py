@@ -6,10 +6,10 @@ certificates are PEM; a key never appears in an argument or a temporary file.
 
 from __future__ import annotations
 
+import calendar
 import ipaddress
 import os
 import re
-from calendar import timegm
 from collections.abc import Sequence
 from time import strptime
 
@@ -154,7 +154,7 @@ def is_ip(name: str) -> bool:
 
 
 def _seconds(date: str) -> float:
-    return float(timegm(strptime(date, "%b %d %H:%M:%S %Y GMT")))
+    return float(calendar.timegm(strptime(date, "%b %d %H:%M:%S %Y GMT")))
 
 
 async def _openssl(command: str, *arguments: str, stdin: bytes = b"", config: str = "") -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Final
@@ -17,11 +16,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engine.api.encoding.digest import sha256
+from engine.api.encoding.go_text import go_json
 from engine.api.errors import InvalidInput
 from engine.api.struct import PartlyShown
 
 DEFAULT_REGISTRY: Final = "index.docker.io"
-_GO_ESCAPES: Final = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 
 class SecretSource(msgspec.Struct, frozen=True, order=True):
@@ -59,8 +58,7 @@ class Credential(PartlyShown, frozen=True):
         """
         named = {"username": self.username, "password": self.password, "email": self.email}
         given = {name: value for name, value in named.items() if value}
-        text = json.dumps(given, separators=(",", ":"), ensure_ascii=False).translate(_GO_ESCAPES)
-        return sha256(text.encode())
+        return sha256(go_json(given))
 
 
 class _Entry(msgspec.Struct):

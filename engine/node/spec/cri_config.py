@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -13,6 +12,7 @@ import msgspec
 
 from engine._fast.devices.device_checksum import fnv1a
 from engine.api.config import KubeletConfiguration
+from engine.api.encoding.go_text import go_json
 from engine.api.pod import Container, Pod, PodSecurityContext
 from engine.api.struct import to_json
 from engine.api.validation.sysctls import dotted
@@ -238,9 +238,6 @@ def absolute_path(container_path: str) -> str:
     return container_path if container_path.startswith("/") else os.path.normpath(f"/{container_path}")
 
 
-_GO_ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
-
-
 def container_hash(container: Container) -> str:
     """Compute the 32-bit FNV-1a hash of name and image, in lower-case hexadecimal without padding."""
     return _hash(container.name, container.image)
@@ -252,6 +249,5 @@ def _hash(name: str, image: str) -> str:
     picked = {"image": image, "name": name}
     # Equal to the kubelet's to the bit, since a takeover would restart every container otherwise: the kubelet
     # hashes what its dump of Go values prints for the bytes of the JSON, which escapes HTML.
-    written = json.dumps(picked, separators=(",", ":"), ensure_ascii=False).translate(_GO_ESCAPES)
-    printed = f"([]uint8)[{' '.join(map(str, written.encode()))}]"
+    printed = f"([]uint8)[{' '.join(map(str, go_json(picked)))}]"
     return f"{fnv1a(printed.encode()):x}"
