@@ -104,7 +104,7 @@ class CpuManager:
         if config.cpu_manager_policy == STATIC:
             check_reserved_amount(reserved)
             self._options = StaticOptions.from_config(config)
-            self.policy = self._made(CpuState(0))
+            self.policy = self._make_policy(CpuState(0))
             self._metrics = CpuMetrics(context.registry, self.policy)
 
     def _create_files(self, context: NodeContext, fault: FaultPoint) -> None:
@@ -125,7 +125,7 @@ class CpuManager:
                 fault=fault,
             )
 
-    def _made(self, state: CpuState) -> StaticCpuPolicy:
+    def _make_policy(self, state: CpuState) -> StaticCpuPolicy:
         """Create the policy for the current machine, and set the pool of `state`."""
         topology = self._readers.topology()
         self._options.check(topology, self._config.topology_manager_policy)
@@ -276,11 +276,11 @@ class CpuManager:
         try:
             self.policy.allocate(pod, container, hint)
         except AllocationError:
-            self._metrics.failed(whole_cores=self._options.full_pcpus)
+            self._metrics.count_failure(whole_cores=self._options.full_pcpus)
             raise
         now = self.policy.state.held(pod.uid, container.name)
         if now is not None:
-            self._metrics.gave(now, whole_cores=self._options.full_pcpus, new=held is None)
+            self._metrics.count_allocation(now, whole_cores=self._options.full_pcpus, new=held is None)
         if now is not None:
             self._pods[pod.uid] = pod
         if now is not None and held is None:
@@ -296,7 +296,7 @@ class CpuManager:
         failed = CPU in lacking and self.concerns(pod)
         if failed:
             self._metrics.requests.inc()
-            self._metrics.failed(whole_cores=self._options.full_pcpus)
+            self._metrics.count_failure(whole_cores=self._options.full_pcpus)
         return failed
 
     def allocate_pod(self, pod: Pod, hint: Hint) -> None:
@@ -307,11 +307,11 @@ class CpuManager:
         try:
             policy.allocate_pod(pod, hint)
         except AllocationError:
-            self._metrics.pod_failed()
+            self._metrics.count_pod_failure()
             raise
         self._pods[pod.uid] = pod
         cpus = policy.state.pods[pod.uid]
-        self._metrics.gave_pod(
+        self._metrics.count_pod_allocation(
             [policy.count(pod, one) > 0 for one in pod.all_containers],
             one_cache=policy.topology.in_one_cache(cpus),
         )
@@ -549,7 +549,7 @@ class CpuManager:
             # Reading one small file; the whole topology is read only after a change.
             if self._readers.online() == self.policy.topology.cpus:
                 return
-            policy = self._made(CpuState(0))
+            policy = self._make_policy(CpuState(0))
         except KubengineError as error:
             log.warning("the machine's CPUs changed, and the new set cannot be used: %s", error)
             return
@@ -560,7 +560,7 @@ class CpuManager:
         for uid, containers in started.items():
             kept = {name: one for name, one in containers.items() if self._state.held(uid, name) is not None}
             self._state.baselines[uid] = kept
-        for uid in self._lost_allocations.losers:
+        for uid in self._lost_allocations.pod_uids:
             if uid in self._pods:
                 self._lost_allocations.adopt_again(uid)
                 self.adopted(self._pods[uid], lambda pod, container: ANYWHERE)

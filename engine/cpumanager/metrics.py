@@ -71,7 +71,7 @@ class CpuMetrics:
             self._per_node,
         )
 
-    def gave(self, cpus: int, *, whole_cores: bool, new: bool) -> None:
+    def count_allocation(self, cpus: int, *, whole_cores: bool, new: bool) -> None:
         """Count an allocation of CPUs; `new` unless the container had them before."""
         if whole_cores:
             self._alignment.aligned.inc(CONTAINER, PHYSICAL_CPU)
@@ -82,14 +82,14 @@ class CpuMetrics:
         self._allocations.inc("cpu", "node")
         self._assignments.inc("cpu", "node_exclusive")
 
-    def failed(self, *, whole_cores: bool) -> None:
+    def count_failure(self, *, whole_cores: bool) -> None:
         """Count a failed allocation."""
         self._errors.inc()
         self._allocation_errors.inc("cpu", "node")
         if whole_cores:
             self._alignment.failed.inc(CONTAINER, PHYSICAL_CPU)
 
-    def gave_pod(self, exclusive: Sequence[bool], *, one_cache: bool) -> None:
+    def count_pod_allocation(self, exclusive: Sequence[bool], *, one_cache: bool) -> None:
         """Count an allocation to a pod as a whole; `exclusive` tells which of its containers share no CPU."""
         if one_cache:
             self._alignment.aligned.inc(CONTAINER, UNCORE_CACHE)
@@ -98,7 +98,7 @@ class CpuMetrics:
             self._assignments.inc("cpu", "pod_exclusive" if own else "pod_shared")
         self.requests.inc(by=sum(exclusive))
 
-    def pod_failed(self) -> None:
+    def count_pod_failure(self) -> None:
         """Count a failed allocation to a pod as a whole."""
         self._errors.inc()
         self._allocation_errors.inc("cpu", "pod")

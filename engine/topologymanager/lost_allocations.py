@@ -57,7 +57,7 @@ class LostAllocations(Generic[L]):
             self.state_changed(said)
 
     @property
-    def losers(self) -> Collection[str]:
+    def pod_uids(self) -> Collection[str]:
         """Return the uids of pods with lost allocations."""
         return list(self._lost)
 
