@@ -30,6 +30,7 @@ Path("/proc/sys/kernel/modprobe").write_text(str(loader))
 modules = Path(SCRATCH, "lib/modules")
 modules.mkdir(parents=True)
 subprocess.run(["mount", "--bind", "/usr/lib/uml/modules", modules], check=True)
+subprocess.run([loader, "loop"], check=True)  # its devices exist only once it is loaded
 for path in ("/etc", "/tmp", "/var"):
     upper, work = Path(SCRATCH, "upper" + path), Path(SCRATCH, "work" + path)
     upper.mkdir(parents=True)

@@ -1,7 +1,6 @@
 """Generate and merge NUMA hints over sets of nodes as masks: compiled, or the plain twin."""
 
 from engine._fast._select import PURE
-from engine._fast.devices import MAX_NODES
 from engine._fast.devices._topology_py import (
     ANY_NODE,
     NO_MASK,
@@ -19,6 +18,6 @@ else:
     from engine._fast.devices._topology_c import generate, merge
 
 __all__ = [
-    "ANY_NODE", "MAX_NODES", "NOWHERE", "NO_MASK", "ORDINARY", "PREFERRED", "Distances", "Family", "Flags",
+    "ANY_NODE", "NOWHERE", "NO_MASK", "ORDINARY", "PREFERRED", "Distances", "Family", "Flags",
     "generate", "merge",
 ]  # fmt: skip

@@ -163,7 +163,7 @@ async def test_a_token_readable_in_the_pod_is_unreadable_on_the_host(
 
 
 async def test_a_token_that_is_not_given_is_waited_for(joined: Joined, cluster: Cluster) -> None:
-    cluster.server.fail(403, path="/token$", times=2)
+    cluster.server.fail(403, path="/token$", times=5)
     await joined.start()
     source = {"projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
     await run_with(cluster, source)
