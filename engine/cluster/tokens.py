@@ -81,7 +81,7 @@ class Tokens:
         if known is not None and now < known.renew_at:
             return known
         try:
-            fresh = await self._requested(pod, account, audience, seconds)
+            fresh = await self._request_with_retries(pod, account, audience, seconds)
         except (InvalidInput, Refused) as error:
             if known is None:
                 raise Refused(f"failed to fetch token: {error.message}") from error
@@ -98,7 +98,8 @@ class Tokens:
         """Forget the tokens of a pod."""
         self._of_pods.pop(uid, None)
 
-    async def _requested(self, pod: Pod, account: str, audience: str, seconds: int) -> Token:
+    async def _request_with_retries(self, pod: Pod, account: str, audience: str, seconds: int) -> Token:
+        """Request a token, several times if the API server may not know yet that the pod is bound here."""
         for wait in UNKNOWN_POD_WAITS:
             try:
                 return await self._request(pod, account, audience, seconds)

@@ -78,12 +78,12 @@ def reserved_by(changes: dict[str, Any], resource: str) -> int:
     return sum(int(text.removesuffix("m").removesuffix("Mi")) * unit for text in texts)
 
 
-def refused(pods: list[dict[str, Any]], room: dict[str, int]) -> dict[str, str]:
-    """Return the pods that a node with this room refuses, with the first resource that is short."""
+def refused(pods: list[dict[str, Any]], allocatable: dict[str, int]) -> dict[str, str]:
+    """Return the pods that a node refuses, each with the first resource that is short."""
     found, used, count = dict[str, str](), {"cpu": 0, "memory": 0}, 0
     for pod in sorted(pods, key=lambda one: one["created"]):
-        short = [name for name in used if pod[name] and used[name] + pod[name] > room[name]]
-        if count + 1 > room["pods"]:
+        short = [name for name in used if pod[name] and used[name] + pod[name] > allocatable[name]]
+        if count + 1 > allocatable["pods"]:
             found[pod["name"]] = "OutOfpods"
         elif short:
             found[pod["name"]] = f"OutOf{short[0]}"
