@@ -52,10 +52,11 @@ class ClaimedServer:
         self._server: GrpcServer | None = None
 
     def claim(self, before: Callable[[], object] = lambda: None) -> None:
-        """Claim the socket, which only its owner may open and which does not answer yet.
+        """Claim the socket, which only its owner may open and which does not answer yet. Make its directory.
 
         `before` is called once nobody else serves there. Raises `Refused` as `host.sockets.claim` does.
         """
+        self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
         def bind(at: str) -> None:

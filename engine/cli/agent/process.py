@@ -18,6 +18,7 @@ import msgspec
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused
 from engine.api.kubengine_config import KubengineConfiguration
+from engine.cli.agent.library_pages import unmap_unused_library_pages
 from engine.cli.agent.paths import default_socket
 from engine.cli.agent.start_up import tune_garbage_collection
 from engine.host.inotify import IN_DELETE_SELF, IN_OPEN, InotifyWatch
@@ -34,6 +35,8 @@ EMBEDDED, HOLLOW = "embedded", "hollow"
 LOOPBACK = "127.0.0.1"
 LOCK_SECONDS = 0.5
 """How often the agent tries to get the lock of its lock file."""
+REST_SECONDS = 15.0
+"""How long after its start the agent unmaps what only the start needed; the first pods are up by then."""
 
 log = logging.getLogger("kubengine.run")
 
@@ -197,9 +200,11 @@ class AgentProcess:
     async def _run_node(self, show: Callable[[Node], Awaitable[None]] | None) -> None:
         view: asyncio.Task[None] | None = None
         beating: asyncio.Task[None] | None = None
+        resting: asyncio.TimerHandle | None = None
         try:
             await self.node.start(self._server.start)
             tune_garbage_collection()
+            resting = asyncio.get_running_loop().call_later(REST_SECONDS, unmap_unused_library_pages)
             # After garbage collection is tuned: systemd starts dependent units now, and pods begin to come.
             self._service_manager.ready()
             beating = asyncio.create_task(beat(self._service_manager, self._trouble), name="watchdog")
@@ -213,6 +218,8 @@ class AgentProcess:
                 await self.node.remove_all_pods()
         finally:
             self._service_manager.stopping()
+            if resting is not None:
+                resting.cancel()
             for task in (view, beating):
                 if task is not None:
                     task.cancel()

@@ -48,7 +48,6 @@ class PodsServer:
 
     def claim(self) -> None:
         """Claim the socket, which does not answer yet. Raises `Refused` if it cannot be bound."""
-        self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._server.claim()
 
     async def start(self) -> None:
