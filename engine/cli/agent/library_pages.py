@@ -19,7 +19,7 @@ _DF_TEXTREL = 4
 
 
 class _Segment(ctypes.Structure):
-    """`Elf64_Phdr` of elf(5)."""
+    """Describe a segment: `Elf64_Phdr` of elf(5)."""
 
     _fields_ = (
         ("kind", ctypes.c_uint32),
@@ -34,13 +34,13 @@ class _Segment(ctypes.Structure):
 
 
 class _Tag(ctypes.Structure):
-    """`Elf64_Dyn` of elf(5)."""
+    """Describe an entry of the dynamic section: `Elf64_Dyn` of elf(5)."""
 
     _fields_ = (("tag", ctypes.c_int64), ("value", ctypes.c_uint64))
 
 
 class _Library(ctypes.Structure):
-    """The first fields of `struct dl_phdr_info` of dl_iterate_phdr(3)."""
+    """Describe a loaded library: the first fields of `struct dl_phdr_info` of dl_iterate_phdr(3)."""
 
     _fields_ = (
         ("base", ctypes.c_size_t),
