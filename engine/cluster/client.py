@@ -22,7 +22,14 @@ from engine.metrics import Registry
 from engine.transport.http2 import Exchange
 from engine.transport.pool import Http2Pool
 
-REQUEST_SECONDS: Final = 30.0
+REQUEST_SECONDS: Final = 60.0
+"""The deadline of a call in seconds, after which an API server gives up most calls itself
+(`--request-timeout`).
+"""
+HEARTBEAT_SECONDS: Final = 10.0
+"""The deadline of a call for a Node or a lease: several attempts fit into a lease of 40 s if the server hangs
+(kubelet v1.36).
+"""
 MAX_ANSWER: Final = 64 << 20
 MAX_ERROR: Final = 64 << 10
 MAX_LINE: Final = 16 << 20
@@ -33,6 +40,7 @@ LONGEST_WAIT: Final = 60.0
 TRIES_WHEN_BUSY: Final = 10
 STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"
 MERGE: Final = "application/merge-patch+json"
+_HEARTBEATS: Final = re.compile(r"/api/v1/nodes/[^/]+(/status)?|/apis/coordination\.k8s\.io/.*/leases(/.*)?")
 _EVENTS: Final = re.compile(r"/api/v1/namespaces/[^/]+/events(/.*)?")
 
 T = TypeVar("T")
@@ -87,8 +95,8 @@ _statuses = msgspec.json.Decoder(Status)
 
 
 class ApiClient:
-    """Call one API server as one user. `timeout` (seconds) is the deadline of a call that has none of its
-    own.
+    """Call one API server as one user. `timeout` (seconds) is the deadline of a call; calls for a Node or a
+    lease have at most HEARTBEAT_SECONDS.
 
     Every method raises `ApiError` if the server refuses and `Unavailable` if it cannot be reached in time.
     After 429, a call is retried after the server's Retry-After; after 401, it is retried once with reloaded
@@ -136,12 +144,13 @@ class ApiClient:
     @asynccontextmanager
     async def lines(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
         """Yield the lines of a watch. Its response headers have the deadline of any other call."""
+        deadline = self._deadline(path)
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(deadline):
                 # Only the response headers have a deadline; the body of a watch has none.
                 exchange = await self._request("GET", path, params, b"", "")
         except TimeoutError:
-            raise self._too_late(f"{self.peer}: GET {path}") from None
+            raise _too_late(deadline, f"{self.peer}: GET {path}") from None
         async with exchange:
             yield _split(exchange)
 
@@ -184,22 +193,22 @@ class ApiClient:
         body: bytes = b"",
         content_type: str = "application/json",
     ) -> T:
-        subject = f"{self.peer}: {method} {path}"
+        subject, deadline = f"{self.peer}: {method} {path}", self._deadline(path)
         if self._rate is not None and not _is_unlimited(path):
             wait = self._rate.wait(time.monotonic())
             if wait:
                 await asyncio.sleep(wait)
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(deadline):
                 exchange = await self._request(method, path, params or {}, body, content_type)
                 async with exchange:
                     data = await exchange.read(MAX_ANSWER)
         except TimeoutError:
-            raise self._too_late(subject) from None
+            raise _too_late(deadline, subject) from None
         return self.decode(data, kind)
 
-    def _too_late(self, subject: str) -> Unavailable:
-        return Unavailable(f"no answer within {self.timeout:g} s", subject=subject)
+    def _deadline(self, path: str) -> float:
+        return min(self.timeout, HEARTBEAT_SECONDS) if _HEARTBEATS.fullmatch(path) else self.timeout
 
     async def _request(
         self, method: str, path: str, params: Mapping[str, str], body: bytes, content_type: str
@@ -262,6 +271,10 @@ class ApiClient:
             retry_after=_seconds(exchange.headers.get("retry-after", ""), details.retry_after_seconds),
             causes=tuple(cause.reason for cause in details.causes or ()),
         )
+
+
+def _too_late(deadline: float, subject: str) -> Unavailable:
+    return Unavailable(f"no answer within {deadline:g} s", subject=subject)
 
 
 def _is_unlimited(path: str) -> bool:

@@ -28,6 +28,7 @@ from tests.cluster.conftest import Connect
 from tests.waiting import PATIENCE, eventually
 
 SECRETS = "/api/v1/namespaces/default/secrets"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"
 Object = dict[str, Any]
 
 
@@ -360,7 +361,7 @@ async def test_calls_are_held_to_the_rate_but_for_heartbeats_and_events(server: 
         await client.get(f"{SECRETS}/s", Object)
     third = asyncio.create_task(client.get(f"{SECRETS}/s", Object))
     server.create("/api/v1/nodes", {"metadata": {"name": "n1"}})
-    for path in ("/api/v1/nodes/n1", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"):
+    for path in ("/api/v1/nodes/n1", LEASE):
         for _ in range(3):
             with contextlib.suppress(ApiError):
                 await client.get(path, Object)
@@ -369,6 +370,19 @@ async def test_calls_are_held_to_the_rate_but_for_heartbeats_and_events(server: 
     assert not third.done()
     third.cancel()
     client.close()
+
+
+@pytest.mark.parametrize("path", ["/api/v1/nodes/n1", "/api/v1/nodes/n1/status", LEASE])
+async def test_a_slow_server_has_longer_for_other_calls_than_for_heartbeats(
+    server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A heartbeat is worth more when it is sent again; a token or an object is not."""
+    monkeypatch.setattr("engine.cluster.client.HEARTBEAT_SECONDS", 0.2)
+    put(server)
+    server.fail(None, delay=1.0, times=None)
+    with pytest.raises(Unavailable, match=r"no answer within 0\.2 s"):
+        await client.get(path, Object)
+    assert (await client.get(f"{SECRETS}/s", Object))["metadata"]["name"] == "s"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from engine.api.events import Event
 from engine.api.pod import Pod
@@ -44,11 +44,6 @@ from engine.node.sources.pod_sink import API, MANIFESTS, PodSink
 
 if TYPE_CHECKING:
     from engine.cluster.certificates.pod_certificates import PodCertificates
-
-HEARTBEAT_SECONDS: Final = 10.0
-"""The deadline of a call in seconds: several attempts fit into a lease of 40 s if the server hangs (kubelet
-v1.36).
-"""
 
 
 class ClusterControlPlane:
@@ -112,7 +107,6 @@ class ClusterControlPlane:
             self._identity.config,
             self._identity.credentials,
             user_agent=user_agent,
-            timeout=HEARTBEAT_SECONDS,
             registry=context.registry,
             rate=api_rate(config.kube_api_qps, config.kube_api_burst),
         )
