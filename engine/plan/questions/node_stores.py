@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.eviction.layout import Layout
@@ -99,14 +100,15 @@ class _PodUse:
 
 
 class _Column(NamedTuple):
-    """Hold one store of all nodes before the growth: its signals, int64[nodes] readings (-1 unknown), and
-    what pods use of it.
+    """Hold one store of all nodes before the growth: its signals, int64[nodes] readings (-1 unknown), what
+    pods use of it, and int64[nodes]: by how much a change of the configuration makes it larger.
     """
 
     signals: tuple[str, ...]
     capacity: Values
     available: Values
     of_pods: _PodUse
+    larger: Values
 
     @property
     def readable(self) -> NDArray[np.bool_]:
@@ -176,11 +178,11 @@ class NodeStores:
         found = []
         for place in readable:
             column = self._columns[layout][place]
-            available = column.available[nodes] - column.of_pods.growth[nodes]
+            larger = column.larger[nodes]
+            available = column.available[nodes] - column.of_pods.growth[nodes] + larger
             images = np.zeros(len(nodes), np.int64)
-            found.append(
-                NodeStore(column.signals, column.capacity[nodes], available, images, column.of_pods.use)
-            )
+            capacity = column.capacity[nodes] + larger
+            found.append(NodeStore(column.signals, capacity, available, images, column.of_pods.use))
         return found
 
     def _columns_of(self, layout: Layout) -> list[_Column]:
@@ -189,18 +191,42 @@ class NodeStores:
         for signals in KINDS[self._resource].stores[layout]:
             capacity, available = self._readings[signals[0]]
             of_pods = self._pod_use[self._part(signals, layout)]
+            larger = np.zeros(len(capacity), np.int64)
             if signals[0] == ALLOCATABLE_MEMORY_AVAILABLE:
-                # Without statistics of the cgroup of all pods, its limit follows from the configuration, and
-                # its use is the sum over the pods.
-                limited = np.flatnonzero((capacity < 0) & of_pods.known)
-                limits = self._allocatable_limits(limited)
-                capacity, available = capacity.copy(), available.copy()
-                capacity[limited] = limits
-                available[limited] = np.maximum(limits - of_pods.before[limited], 0)
+                capacity, available, larger = self._memory_of_pods(capacity, available, of_pods)
             if self._assumed and self._assumed_signal in signals:
-                available = self._assumed[signals[0]]
-            columns.append(_Column(signals, capacity, available, of_pods))
+                available, larger = self._assumed[signals[0]], np.zeros(len(capacity), np.int64)
+            columns.append(_Column(signals, capacity, available, of_pods, larger))
         return columns
+
+    def _memory_of_pods(
+        self, capacity: Values, available: Values, of_pods: _PodUse
+    ) -> tuple[Values, Values, Values]:
+        """Return the limit of the cgroup of all pods, what is available of it, and by how much a change of
+        the configuration raises it; the first two are -1 if they are unknown or there is no limit afterwards.
+
+        Without statistics of the cgroup, its limit follows from the configuration, and its use is the sum
+        over the pods.
+        """
+        capacity, available = capacity.copy(), available.copy()
+        larger = np.zeros(len(capacity), np.int64)
+        computed = np.flatnonzero((capacity < 0) & of_pods.known)
+        if not len(computed) and not self._configurations.changed:
+            return capacity, available, larger
+        own, known = self._pods_limits(own=True)
+        capacity[computed] = own[computed]
+        available[computed] = np.maximum(own[computed] - of_pods.before[computed], 0)
+        if self._configurations.changed:
+            limit, _ = self._pods_limits(own=False)
+            differs = limit != own
+            # If a node's own configuration is not known, its limit may already be that of the new one.
+            before = np.where(known, own, capacity)
+            larger = np.where(differs & (before >= 0), limit - before, 0)
+            capacity[differs & (limit < 0)] = -1
+            without = np.flatnonzero(differs & (own < 0) & of_pods.known)
+            capacity[without] = limit[without]
+            available[without] = np.maximum(limit[without] - of_pods.before[without], 0)
+        return capacity, available, larger
 
     def _set_pod_use(self, part: str, before: Usage, grown: Values) -> None:
         """Set a part of the pods' use from the use before and after the growth."""
@@ -247,21 +273,29 @@ class NodeStores:
         nothing = np.zeros(len(layers), np.int64)
         self._set_pod_use("none", (nothing, np.ones(len(layers), np.uint8)), nothing)
 
-    def _allocatable_limits(self, nodes: Values) -> Values:
-        """Return int64[n]: the memory limit of the cgroup of all pods on each of these nodes, in bytes, by
-        its configuration; -1 if the node's memory is unknown or the cgroup has no limit.
+    def _pods_limits(self, *, own: bool) -> tuple[Values, NDArray[np.bool_]]:
+        """Return int64[nodes]: the memory limit of the cgroup of all pods in bytes, by the node's `own`
+        configuration or the one that it gets, -1 if the node's memory is unknown or the cgroup has no limit;
+        and bool[nodes]: whether that configuration is known.
         """
-        sizes, of_node = numbered(self._memory[nodes])
-        first, which = numbered(self._configurations.codes[nodes].astype(np.int64) * len(sizes) + of_node)
-        limits = [self._allocatable_limit(node, int(self._memory[node])) for node in nodes[first].tolist()]
-        return np.array(limits, np.int64)[which]
+        configurations = self._configurations
+        codes = configurations.own_codes if own else configurations.codes
+        sizes, of_node = numbered(self._memory)
+        first, which = numbered(codes.astype(np.int64) * len(sizes) + of_node)
+        limits, known = list[int](), list[bool]()
+        for node in first.tolist():
+            config, is_known = configurations.own(node) if own else (configurations.of(node), True)
+            limits.append(_pods_limit(config, int(self._memory[node])))
+            known.append(is_known)
+        return np.array(limits, np.int64)[which], np.array(known, bool)[which]
 
-    def _allocatable_limit(self, node: int, memory: int) -> int:
-        if memory < 0:
-            return -1
-        config = self._configurations.of(node)
-        limit = CgroupSettings.resolve(config, {"memory": memory}, cgroup_v2=True).root_values().memory
-        return -1 if limit is None else limit
+
+def _pods_limit(config: KubeletConfiguration, memory: int) -> int:
+    """Return the memory limit of the cgroup of all pods of a node with so many bytes, -1 if it has none."""
+    if memory < 0:
+        return -1
+    limit = CgroupSettings.resolve(config, {"memory": memory}, cgroup_v2=True).root_values().memory
+    return -1 if limit is None else limit
 
 
 def _per_node(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
