@@ -121,6 +121,8 @@ def a_cluster(random: np.random.Generator) -> PlainCluster:
     found = PlainCluster(some_nodes(random, made), [], [], made)
     for number in range(int(random.integers(2, 7))):
         _add_workload(random, found, number)
+    # In a snapshot the pods of a node stand together, which decides between pods that are alike.
+    found.pods.sort(key=lambda pod: [node.name for node in found.nodes].index(pod.node))
     for node in found.nodes:
         if random.random() < 0.5:
             pods = sum(np.nan_to_num(pod.use["memory"]) for pod in found.pods if pod.node == node.name)
