@@ -259,12 +259,12 @@ def distance(pod: PlainPod, short: dict[str, int]) -> float:
 
 def evicted(node: PlainNode, limit: int, hard: int, soft: int | None, reclaim: int) -> list[str]:
     """Return the pods that a node evicts, in order. Each frees what it uses, of the node and of all pods,
-    which may use `limit` bytes together.
+    which may use `limit` bytes together. If they use more, the kernel holds them to it.
 
     Hard thresholds watch both amounts, a soft one only that of the node. A threshold that is met must be
     exceeded by `reclaim` bytes afterwards.
     """
-    free = {"node": node.available["node"], "pods": limit - node.used}
+    free = {"node": node.available["node"], "pods": max(limit - node.used, 0)}
     waiting = sorted(
         (pod for pod in node.pods if not pod.critical),
         key=lambda pod: (pod.use <= pod.requests["memory"], pod.priority, pod.requests["memory"] - pod.use),

@@ -100,15 +100,14 @@ class _PodUse:
 
 
 class _Column(NamedTuple):
-    """Hold one store of all nodes before the growth: its signals, int64[nodes] readings (-1 unknown), what
-    pods use of it, and int64[nodes]: by how much a change of the configuration makes it larger.
+    """Hold one store of all nodes before the growth: its signals, int64[nodes] readings (-1 unknown), and
+    what pods use of it.
     """
 
     signals: tuple[str, ...]
     capacity: Values
     available: Values
     of_pods: _PodUse
-    larger: Values
 
     @property
     def readable(self) -> NDArray[np.bool_]:
@@ -178,11 +177,11 @@ class NodeStores:
         found = []
         for place in readable:
             column = self._columns[layout][place]
-            larger = column.larger[nodes]
-            available = column.available[nodes] - column.of_pods.growth[nodes] + larger
+            available = column.available[nodes] - column.of_pods.growth[nodes]
             images = np.zeros(len(nodes), np.int64)
-            capacity = column.capacity[nodes] + larger
-            found.append(NodeStore(column.signals, capacity, available, images, column.of_pods.use))
+            found.append(
+                NodeStore(column.signals, column.capacity[nodes], available, images, column.of_pods.use)
+            )
         return found
 
     def _columns_of(self, layout: Layout) -> list[_Column]:
@@ -191,42 +190,35 @@ class NodeStores:
         for signals in KINDS[self._resource].stores[layout]:
             capacity, available = self._readings[signals[0]]
             of_pods = self._pod_use[self._part(signals, layout)]
-            larger = np.zeros(len(capacity), np.int64)
             if signals[0] == ALLOCATABLE_MEMORY_AVAILABLE:
-                capacity, available, larger = self._memory_of_pods(capacity, available, of_pods)
+                capacity, available = self._memory_of_pods(capacity, available, of_pods)
             if self._assumed and self._assumed_signal in signals:
-                available, larger = self._assumed[signals[0]], np.zeros(len(capacity), np.int64)
-            columns.append(_Column(signals, capacity, available, of_pods, larger))
+                available = self._assumed[signals[0]]
+            columns.append(_Column(signals, capacity, available, of_pods))
         return columns
 
-    def _memory_of_pods(
-        self, capacity: Values, available: Values, of_pods: _PodUse
-    ) -> tuple[Values, Values, Values]:
-        """Return the limit of the cgroup of all pods, what is available of it, and by how much a change of
-        the configuration raises it; the first two are -1 if they are unknown or there is no limit afterwards.
+    def _memory_of_pods(self, capacity: Values, available: Values, of_pods: _PodUse) -> tuple[Values, Values]:
+        """Return the limit of the cgroup of all pods, and what is available of it: -1 if they are unknown or
+        there is no limit; 0 is available if pods use more than a new limit, as the kernel holds them to it.
 
         Without statistics of the cgroup, its limit follows from the configuration, and its use is the sum
-        over the pods.
+        over the pods. A change of the configuration moves the limit that the statistics show.
         """
         capacity, available = capacity.copy(), available.copy()
-        larger = np.zeros(len(capacity), np.int64)
         computed = np.flatnonzero((capacity < 0) & of_pods.known)
         if not len(computed) and not self._configurations.changed:
-            return capacity, available, larger
+            return capacity, available
         own, known = self._pods_limits(own=True)
-        capacity[computed] = own[computed]
-        available[computed] = np.maximum(own[computed] - of_pods.before[computed], 0)
-        if self._configurations.changed:
-            limit, _ = self._pods_limits(own=False)
-            differs = limit != own
-            # If a node's own configuration is not known, its limit may already be that of the new one.
-            before = np.where(known, own, capacity)
-            larger = np.where(differs & (before >= 0), limit - before, 0)
-            capacity[differs & (limit < 0)] = -1
-            without = np.flatnonzero(differs & (own < 0) & of_pods.known)
-            capacity[without] = limit[without]
-            available[without] = np.maximum(limit[without] - of_pods.before[without], 0)
-        return capacity, available, larger
+        limit, _ = self._pods_limits(own=False) if self._configurations.changed else (own, known)
+        read = (capacity >= 0) & (limit != own)
+        # If a node's own configuration is not known, its limit may already be that of the new one.
+        larger = np.where(read, limit - np.where(known, own, capacity), 0)
+        gone = read & (limit < 0)
+        capacity, available = capacity + larger, np.where(read, np.maximum(available + larger, 0), available)
+        capacity[gone] = -1
+        capacity[computed] = limit[computed]
+        available[computed] = np.maximum(limit[computed] - of_pods.before[computed], 0)
+        return capacity, available
 
     def _set_pod_use(self, part: str, before: Usage, grown: Values) -> None:
         """Set a part of the pods' use from the use before and after the growth."""
