@@ -264,14 +264,17 @@ def evicted(node: PlainNode, limit: int, hard: int, soft: int | None, reclaim: i
     Hard thresholds watch both amounts, a soft one only that of the node. A threshold that is met must be
     exceeded by `reclaim` bytes afterwards.
     """
-    free = {"node": node.available["node"], "pods": max(limit - node.used, 0)}
+    free = {"node": node.available["node"]}
+    # A node that reserves all its memory has no limit to watch.
+    if limit > 0:
+        free["pods"] = max(limit - node.used, 0)
     waiting = sorted(
         (pod for pod in node.pods if not pod.critical),
         key=lambda pod: (pod.use <= pod.requests["memory"], pod.priority, pod.requests["memory"] - pod.use),
     )
     gone: list[str] = []
     for watched, threshold in ((("node", "pods"), hard), (("node",), soft or 0)):
-        met = [name for name in watched if free[name] < threshold]
+        met = [name for name in watched if name in free and free[name] < threshold]
         while waiting and any(free[name] < threshold + reclaim for name in met):
             pod = waiting.pop(0)
             gone.append(pod.name)
