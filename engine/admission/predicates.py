@@ -186,8 +186,18 @@ class UsedPorts:
 
     def conflict(self, pod: Pod) -> bool:
         """Tell whether a wanted port is held on the same address, or on any if either side means all."""
-        for port in host_ports(pod):
-            held = self._holders.get(port[1:])
-            if held and (port[0] == _ANY or any(other[0] in (_ANY, port[0]) for other in held)):
-                return True
-        return False
+        return any(map(self._held, host_ports(pod)))
+
+    def conflicting(self, pod: Pod) -> list[Port]:
+        """Return the wanted ports that are held."""
+        return [port for port in host_ports(pod) if self._held(port)]
+
+    def _held(self, port: Port) -> bool:
+        held = self._holders.get(port[1:], {})
+        return bool(held) and (port[0] == _ANY or any(other[0] in (_ANY, port[0]) for other in held))
+
+
+def port_text(port: Port) -> str:
+    """Return a port as `8080/TCP`, after its address if it is not for all."""
+    address, protocol, number = port
+    return f"{'' if address == _ANY else f'{address}:'}{number}/{protocol}"

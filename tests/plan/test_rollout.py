@@ -18,7 +18,7 @@ from engine.api.duration import Duration
 from engine.api.encoding.json_text import json_encoder
 from engine.api.errors import InvalidInput
 from engine.api.quantity import Quantity
-from engine.plan import Snapshot
+from engine.plan import Snapshot, load_snapshot
 from engine.plan.answers.answer import Answer
 from engine.plan.cluster import Cluster, ask
 from engine.plan.questions.evict import EvictParameters, evict
@@ -218,3 +218,66 @@ def test_a_pipeline_reads_the_exit_status_and_the_report(
     assert "On 24 nodes pods are affected" in page
     assert "pods are refused" in page
     assert run_plan(*line[:-1], "refuses-to-start", "-o", str(report)).returncode == 0
+
+
+def small_node(directory: Path, *pods: tuple[str, int, str, int], cpu: str = "4", **stats: Any) -> Snapshot:
+    """Return a node with pods: each a name, a priority, its request of CPU, and its use of memory in MiB."""
+    amounts = {"cpu": cpu, "memory": "8Gi", "pods": "110"}
+    status = {
+        "capacity": amounts,
+        "allocatable": amounts,
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    documents: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": status}
+    ]
+    used = []
+    for second, (name, priority, request, use) in enumerate(pods):
+        container = {"name": "c", "resources": {"requests": {"cpu": request}}}
+        meta = {"name": name, "namespace": "shop", "uid": name,
+                "creationTimestamp": f"2026-01-01T00:00:{second:02d}Z"}  # fmt: skip
+        documents.append(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": {"phase": "Running"},
+             "spec": {"nodeName": "n", "priority": priority, "containers": [container]}}
+        )  # fmt: skip
+        used.append({"podRef": {"name": name, "namespace": "shop"}, "memory": {"workingSetBytes": use << 20}})
+    if stats:
+        documents.append({"node": {"nodeName": "n", **stats}, "pods": used})
+    (directory / "cluster.json").write_text("\n".join(map(json.dumps, documents)))
+    return load_snapshot([str(directory)])
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    ("reserved", "evicted"), [("0", []), ("1500Mi", ["shop/big"]), ("3Gi", ["shop/big"])]
+)
+def test_evictions_follow_a_limit_of_all_pods_that_statistics_show(
+    reserved: str, evicted: list[str], known: bool, tmp_path: Path
+) -> None:
+    if known:
+        configz = {"kubeletconfig": {"kubeReserved": {"memory": "1Gi"}}}
+        (tmp_path / "nodes" / "n").mkdir(parents=True)
+        (tmp_path / "nodes" / "n" / "configz.json").write_text(json.dumps(configz))
+    pods_of_node = {"availableBytes": 1 << 30, "workingSetBytes": 6 << 30}
+    snapshot = small_node(
+        tmp_path, ("big", 0, "1", 4096), ("small", 0, "1", 2048),
+        memory={"availableBytes": 2 << 30, "workingSetBytes": 6 << 30},
+        systemContainers=[{"name": "pods", "memory": pods_of_node}],
+    )  # fmt: skip
+    found = by_decision(asked(snapshot, systemReserved={"memory": reserved}))
+    # 1 GiB less is left of the configuration that is known.
+    if not known and reserved == "1500Mi":
+        evicted = []
+    assert [row["object"] for row in found["evict"]] == evicted
+
+
+def test_a_pod_that_would_be_preempted_today_is_not_refused_by_the_change(tmp_path: Path) -> None:
+    snapshot = small_node(
+        tmp_path, ("first", 0, "1", 0), ("second", 0, "500m", 0), ("critical", 2_000_000_000, "1", 0), cpu="2"
+    )
+    # The critical pod preempts `second` today, which leaves nothing for `second` after the change.
+    found = by_decision(asked(snapshot, systemReserved={"cpu": "700m"}))
+    assert [(row["object"], row["reason"]) for row in found["victim"]] == [
+        ("shop/first", "for the critical pod shop/critical")
+    ]
+    assert not found["refuse"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -266,6 +267,32 @@ def test_texts_of_some_rows_are_those_of_the_column(
         assert texts_of(pods, name, rows[:0]).to_pylist() == []
         assert pods[name].to_pylist() == expected
         assert texts_of(pods, name, rows).to_pylist() == [expected[row] for row in rows]
+
+
+def test_texts_that_are_asked_for_again_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read a part for its first rows and for the first other ones, and then no more."""
+    monkeypatch.setattr("engine.plan.snapshot.columnar_file.ROW_GROUP", 7)
+    made = synthesize(3, 10, 1)
+    write_snapshot(made, tmp_path / "made.kes")
+    pods = SnapshotFile(tmp_path / "made.kes").load().pods
+    read: list[int] = []
+    plain = pq.ParquetFile.read_row_groups
+
+    def counted(self: pq.ParquetFile, groups: Sequence[int], names: Sequence[str]) -> pa.Table:
+        read.extend(groups)
+        return plain(self, groups, names)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
+    names = made.pods["name"].to_pylist()
+    for rows, parts in (
+        ([1, 8, 9], [0, 1]), ([1, 8, 9], []), ([9, 2, 8], [0, 1]), ([6, 7], []), ([1, 20], [2]),
+        ([20, 1], []), ([15], [2]), ([16, 20], []),
+    ):  # fmt: skip
+        read.clear()
+        assert texts_of(pods, "name", np.array(rows)).to_pylist() == [names[row] for row in rows]
+        assert sorted(read) == parts
 
 
 def test_columns_that_were_read_ahead_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

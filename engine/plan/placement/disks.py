@@ -7,13 +7,14 @@ read-only, and an EBS volume never.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
+from urllib.parse import unquote
 
 import numpy as np
 
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
-from engine.plan.snapshot.inline_volumes import ISCSI, RBD, InlineDisk, inline_disks
+from engine.plan.snapshot.inline_volumes import INLINE_VOLUME, ISCSI, RBD, InlineDisk, inline_disks
 from engine.plan.snapshot.node_labels import Nodes
 
 SHARED_BY_READERS: Final = ("gcePersistentDisk", ISCSI, RBD)
@@ -53,16 +54,22 @@ class ExclusiveDisks:
         """Return bool[nodes]: the nodes where no other pod uses the disks of this pod in a way that excludes
         it; None for a pod without such disks.
         """
-        disks = self._disks.get(row)
-        if disks is None:
+        if row not in self._disks:
             return None
         found = np.ones(self._count, bool)
-        for disk in disks:
+        for _, nodes in self.causes(row):
+            found &= ~nodes
+        return found
+
+    def causes(self, row: int) -> Iterator[tuple[str, Nodes]]:
+        """Yield each such disk of a pod by its name, and bool[nodes]: the nodes that it excludes."""
+        for disk in self._disks.get(row, ()):
             others = [self._writers[disk.name]]
             if not disk.read_only:
                 others.append(self._readers[disk.name])
-            found[[node for users in others for node, pods in users.items() if pods]] = False
-        return found
+            excluded = np.zeros(self._count, bool)
+            excluded[[node for users in others for node, pods in users.items() if pods]] = True
+            yield unquote(disk.name.removeprefix(INLINE_VOLUME)).replace("/", " ", 1), excluded
 
     def _users(self, disk: InlineDisk) -> Counter[int]:
         return (self._readers if disk.read_only else self._writers)[disk.name]

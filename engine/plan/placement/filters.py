@@ -18,17 +18,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.admission.predicates import UsedPorts, host_ports
+from engine.admission.predicates import UsedPorts, host_ports, port_text
 from engine.admission.selectors import matches_node, tolerates
 from engine.api.errors import InvalidInput
 from engine.api.node import Taint
 from engine.api.pod import Pod
 from engine.api.scheduling import NodeSelector
 from engine.plan.claims.known import dynamic_resources
-from engine.plan.placement.causes import unmatched_labels, untolerated_taints
+from engine.plan.placement.causes import (
+    FilterResult,
+    counted_causes,
+    unmatched_labels,
+    unreached,
+    untolerated_taints,
+)
 from engine.plan.placement.device_claims import DeviceClaims
 from engine.plan.placement.disks import ExclusiveDisks
-from engine.plan.placement.topology import FilterResult, PodTopology, Undecidable
+from engine.plan.placement.topology import PodTopology, Undecidable
 from engine.plan.placement.volume_limits import AttachedVolume, AttachLimits
 from engine.plan.snapshot.columns import EPHEMERAL_CLAIM, NO_NODE, Snapshot
 from engine.plan.snapshot.inline_volumes import INLINE_VOLUME, attached_as
@@ -78,7 +84,7 @@ class SchedulerFilters:
         self._pods: dict[int, Pod] = {}
         self._selected: dict[int, tuple[Nodes, Nodes]] = {}
         self._unchanging: dict[int, Nodes] = {}
-        self._reach: dict[str, Nodes] = {}
+        self._reach: dict[str, tuple[Nodes, NodeSelector | None]] = {}
         self._ports: dict[int, UsedPorts] | None = None
         self._claim_names = filled(snapshot.pods, "claims")
         self._device_claim_names = filled(snapshot.pods, "device_claims")
@@ -111,27 +117,18 @@ class SchedulerFilters:
             self._devices.add_pod(row, node)
 
     def filter(self, row: int) -> Iterator[FilterResult]:
-        """Yield for every filter the reason why it excludes nodes, and bool[nodes]: the nodes that pass it.
-        A filter that excludes no node may be left out.
+        """Yield for every filter the reason why it excludes nodes, the nodes that pass it, and what names the
+        causes. A filter that excludes no node may be left out.
 
         The pod itself must be on no node. Raise `Undecidable`.
         """
         tolerated, affine = self.selected_nodes(row)
-        yield NOT_READY, self._ready
-        yield A_TAINT, tolerated
-        yield SELECTION, affine
-        yield from self._filter_by_pods(row)
-
-    def causes(self, row: int, reason: str, excluded: Nodes) -> Counter[str]:
-        """Name why a filter of `filter` excludes nodes, bool[nodes]: the number of nodes by taint or by
-        condition on labels; empty if its reason says enough.
-        """
         pod = self.pod(row)
-        if reason == A_TAINT:
-            return untolerated_taints(pod, *self._node_taints, excluded)
-        if reason == SELECTION:
-            return unmatched_labels(pod, required_selector(pod), self.nodes, excluded)
-        return Counter()
+        yield FilterResult(NOT_READY, self._ready)
+        yield FilterResult(A_TAINT, tolerated, partial(untolerated_taints, pod, *self._node_taints))
+        causes = partial(unmatched_labels, pod, required_selector(pod), self.nodes)
+        yield FilterResult(SELECTION, affine, causes)
+        yield from self._filter_by_pods(row)
 
     def allowed(self, row: int, among: Nodes) -> Nodes:
         """Return bool[nodes]: the nodes `among` these that pass every filter. Raise `Undecidable`."""
@@ -140,8 +137,8 @@ class SchedulerFilters:
             tolerated, affine = self.selected_nodes(row)
             self._unchanging[template] = self._ready & tolerated & affine
         found: Nodes = self._unchanging[template] & among
-        for _, nodes in self._filter_by_pods(row):
-            found &= nodes
+        for one in self._filter_by_pods(row):
+            found &= one.nodes
         return found
 
     def _filter_by_pods(self, row: int) -> Iterator[FilterResult]:
@@ -154,12 +151,19 @@ class SchedulerFilters:
             free = np.ones(self._snapshot.node_count, bool)
             for node, used in self._used_ports.items():
                 free[node] = not used.conflict(pod)
-            yield "a host port", free
+            yield FilterResult("a host port", free, partial(self._taken_ports, pod))
         yield from self.topology.filter(row, affine, tolerated)
         if row in self._device_claim_names:
             if self._devices is None:
                 raise Undecidable("its device claims need ResourceSlices, which are not in the snapshot")
-            yield "the devices that its claims need", self._devices.filter(row)
+            yield FilterResult("the devices that its claims need", self._devices.filter(row))
+
+    def _taken_ports(self, pod: Pod, excluded: Nodes) -> Counter[str]:
+        """Return how many of the `excluded` nodes, bool[nodes], have taken each host port of a pod."""
+        found: Counter[str] = Counter()
+        for node in np.flatnonzero(excluded).tolist():
+            found.update({port_text(port): 1 for port in self._used_ports[node].conflicting(pod)})
+        return found
 
     def _filter_volumes(self, row: int) -> Iterator[FilterResult]:
         """Apply the filters of volumes to a pod that has some. Raise `Undecidable`."""
@@ -169,11 +173,15 @@ class SchedulerFilters:
             # A pod that moves gets another ephemeral volume, wherever it goes.
             if row >= self._snapshot.placed or not claim.startswith(EPHEMERAL_CLAIM):
                 name = claim.removeprefix(EPHEMERAL_CLAIM)
-                yield "the topology of a volume", self._reaching(row, name)
-        yield "the number of volumes that they attach", self._attach_limits.filter(row)
+                nodes, affinity = self._reaching(row, name)
+                yield FilterResult("the topology of a volume", nodes, unreached(name, affinity, self.nodes))
+        attaching = self._attach_limits.filter(row)
+        causes = counted_causes(lambda: self._attach_limits.causes(row))
+        yield FilterResult("the number of volumes that they attach", attaching, causes)
         unshared = self._exclusive_disks.filter(row)
         if unshared is not None:
-            yield "a disk that another pod of the node has", unshared
+            causes = counted_causes(lambda: self._exclusive_disks.causes(row))
+            yield FilterResult("a disk that another pod of the node has", unshared, causes)
 
     def pod(self, row: int) -> Pod:
         """Return a pod with the spec of its template and without metadata."""
@@ -218,9 +226,9 @@ class SchedulerFilters:
     def _taint_code(self) -> NDArray[np.int64]:
         return self._node_taints[1]
 
-    def _reaching(self, row: int, claim: str) -> Nodes:
-        """Return bool[nodes]: the nodes that reach the volume of a claim. Raise `Undecidable` if the snapshot
-        does not hold the claim or its volume.
+    def _reaching(self, row: int, claim: str) -> tuple[Nodes, NodeSelector | None]:
+        """Return bool[nodes]: the nodes that reach the volume of a claim, and what selects them. Raise
+        `Undecidable` if the snapshot does not hold the claim or its volume.
         """
         namespace = self._snapshot.pods["namespace"][row].as_py()
         found = self._volumes.get((namespace, claim))
@@ -230,7 +238,8 @@ class SchedulerFilters:
         if affinity is None:
             raise Undecidable(f"volume {found.volume} of claim {claim} is not in the snapshot")
         if affinity not in self._reach:
-            self._reach[affinity] = self.nodes.selected(_selector.decode(affinity))
+            selector = _selector.decode(affinity)
+            self._reach[affinity] = self.nodes.selected(selector), selector
         return self._reach[affinity]
 
     @cached_property

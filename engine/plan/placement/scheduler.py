@@ -109,7 +109,7 @@ class PodScheduler:
         if capacity.slots[node] < 1 or (capacity.free[:, node] < request)[request > 0].any():
             return False
         filters = self._filters.filter(row) if self._filters is not None else ()
-        return all(nodes[node] for _, nodes in filters)
+        return all(one.nodes[node] for one in filters)
 
     def _update(self, row: int, node: int, request: NDArray[np.int64], sign: int = 1) -> None:
         # The capacity first: scores are computed from it.
@@ -119,19 +119,18 @@ class PodScheduler:
 
     def _unschedulable(self, request: NDArray[np.int64], row: int) -> str:
         """Explain why no node takes a pod, which is on none: how many of the nodes that passed the filters
-        before it each filter excludes, with taints and labels by name, and the resource that the others lack.
+        before it each filter excludes, with the causes by name, and the resource that the others lack.
         """
         capacity = self.capacity
         if not capacity.open.any():
             return "no other node"
         allowed, parts = capacity.open.copy(), list[str]()
-        for reason, nodes in self._filters.filter(row) if self._filters is not None else ():
+        for reason, nodes, causes in self._filters.filter(row) if self._filters is not None else ():
             excluded = allowed & ~nodes
             count = int(excluded.sum())
-            if count and self._filters is not None:
-                causes = named(self._filters.causes(row, reason, excluded), count)
+            if count:
                 by = "" if reason == NOT_READY else "excluded by "
-                parts.append(f"{count} {by}{reason}{causes}")
+                parts.append(f"{count} {by}{reason}{named(causes(excluded), count)}")
                 allowed &= nodes
         if allowed.any():
             parts.append(f"{int(allowed.sum())} without {self._lacking(request, allowed)}")

@@ -6,9 +6,10 @@ one pod, and the required anti-affinity of the others, allow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -20,6 +21,7 @@ from engine.api.encoding.json_text import encode_json
 from engine.api.pod import Pod
 from engine.api.references import LabelSelector, LabelSelectorRequirement
 from engine.api.scheduling import PodAffinity, PodAffinityTerm, TopologySpreadConstraint
+from engine.plan.placement.causes import FilterResult, affinity_text, counted_causes, spread_text
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.distinct import distinct_numbers
 from engine.plan.snapshot.lazy_table import coded
@@ -28,8 +30,6 @@ from engine.plan.snapshot.objects import decoded_spec
 
 PodRows: TypeAlias = NDArray[np.int64]
 """Rows of pods in the snapshot, in ascending order."""
-FilterResult = tuple[str, Nodes]
-"""The reason why a filter excludes nodes, and bool[nodes]: the nodes that pass it."""
 
 _DO_NOT_SCHEDULE: Final = "DoNotSchedule"
 
@@ -117,7 +117,8 @@ class PodTopology:
         self._node[row] = node
 
     def filter(self, row: int, affine: Nodes, tolerated: Nodes) -> Iterator[FilterResult]:
-        """Yield for each rule the reason why it excludes nodes, and the nodes that it allows.
+        """Yield for each rule the nodes that it allows, and what names the pods that it keeps away from or
+        asks for.
 
         `affine` nodes match the pod's node selector and node affinity, and it tolerates the taints of
         `tolerated` nodes: the node inclusion policies of topology spread read both. Raise `Undecidable`.
@@ -125,16 +126,20 @@ class PodTopology:
         rules = self._rules_of(int(self._template[row]))
         own = (self.namespace_of(row),)
         labels = self.labels_of(row)
-        repelled = self._repelled(own[0], labels)
-        if repelled is not None:
-            yield "anti-affinity of a pod on the node", ~repelled
+        repelling = list(self._repelling_pods(own[0], labels))
+        if repelling:
+            near = self._near_any((term.topology_key, pods) for term, pods in repelling)
+            causes = counted_causes(lambda: self._named_by_owner(repelling))
+            yield FilterResult("anti-affinity of a pod on the node", ~near, causes)
         if rules.anti_affinity:
-            near = np.zeros(self._snapshot.node_count, bool)
-            for term in rules.anti_affinity:
-                near |= self._domains_with(term.topology_key, self.pods_selected(term, own))
-            yield "its pod anti-affinity", ~near
+            kept_off = [(one, self.pods_selected(one, own)) for one in rules.anti_affinity]
+            near = self._near_any((one.topology_key, pods) for one, pods in kept_off)
+            causes = counted_causes(
+                lambda: ((affinity_text(one), self._near(one.topology_key, pods)) for one, pods in kept_off)
+            )
+            yield FilterResult("its pod anti-affinity", ~near, causes)
         if rules.affinity:
-            yield "its pod affinity", self._satisfying_affinity(rules.affinity, own, labels)
+            yield self._filter_by_affinity(rules.affinity, own, labels)
         for spread in rules.spread:
             counted = np.ones(self._snapshot.node_count, bool)
             if spread.node_affinity_policy != "Ignore":
@@ -144,12 +149,14 @@ class PodTopology:
             # A node counts only if it has the topology keys of all constraints of the pod.
             for other in rules.spread:
                 counted &= self.domains_of(other.topology_key)[0] >= 0
-            yield "its topology spread", self._within_skew(spread, own, labels, counted)
+            nodes = self._within_skew(spread, own, labels, counted)
+            causes = partial(_only_cause, spread_text(spread, spread_selector(spread, labels)))
+            yield FilterResult("its topology spread", nodes, causes)
 
-    def _satisfying_affinity(
+    def _filter_by_affinity(
         self, terms: Sequence[PodAffinityTerm], own: tuple[str, ...], labels: Mapping[str, str]
-    ) -> Nodes:
-        """Return bool[nodes]: the nodes that share all domains with a pod that matches every term.
+    ) -> FilterResult:
+        """Allow the nodes that share all domains with a pod that matches every term.
 
         If no such pod has a node and the pod matches its own terms, every node with the topology keys will
         do: otherwise the first pod of a group could never be scheduled.
@@ -157,24 +164,22 @@ class PodTopology:
         matching = self.pods_selected(terms[0], own)
         for term in terms[1:]:
             matching = np.intersect1d(matching, self.pods_selected(term, own), assume_unique=True)
-        keyed = np.ones(self._snapshot.node_count, bool)
-        for term in terms:
-            keyed &= self.domains_of(term.topology_key)[0] >= 0
         if not len(self.nodes_of(matching)) and all(
             selects_labels(term.label_selector, labels) and own[0] in (self.namespaces_of(term, own) or own)
             for term in terms
         ):
-            return keyed
-        near = keyed
-        for term in terms:
-            near = near & self._domains_with(term.topology_key, matching)
-        return near
+            near = {term.topology_key: self.domains_of(term.topology_key)[0] >= 0 for term in terms}
+        else:
+            near = {term.topology_key: self._near(term.topology_key, matching) for term in terms}
+        causes = counted_causes(lambda: ((affinity_text(one), ~near[one.topology_key]) for one in terms))
+        return FilterResult("its pod affinity", np.logical_and.reduce(list(near.values())), causes)
 
-    def _repelled(self, namespace: str, labels: Mapping[str, str]) -> Nodes | None:
-        """Return bool[nodes]: the nodes in a domain with a pod whose required anti-affinity matches a pod
-        with this namespace and these labels; None if no anti-affinity matches it.
+    def _repelling_pods(
+        self, namespace: str, labels: Mapping[str, str]
+    ) -> Iterator[tuple[PodAffinityTerm, PodRows]]:
+        """Yield each term of required anti-affinity that matches a pod with this namespace and these labels,
+        and the pods that have the term.
         """
-        near: Nodes | None = None
         for template in self._repelling:
             for term in self._rules_of(template).anti_affinity:
                 if not selects_labels(term.label_selector, labels):
@@ -186,9 +191,28 @@ class PodTopology:
                     if namespaces:
                         continue
                     pods = self.in_namespaces(pods, (namespace,))
-                domains = self._domains_with(term.topology_key, pods)
-                near = domains if near is None else near | domains
-        return near
+                yield term, pods
+
+    def _named_by_owner(
+        self, repelling: Sequence[tuple[PodAffinityTerm, PodRows]]
+    ) -> Iterator[tuple[str, Nodes]]:
+        """Yield each term with the controller of pods that have it, and the nodes in a domain with them."""
+        owners, codes = coded(self._snapshot.pods, "owner")
+        for term, pods in repelling:
+            keys = codes[pods].astype(np.int64) * len(self._namespaces) + self._namespace_code[pods]
+            for key in distinct_numbers(keys).tolist():
+                owner, namespace = divmod(key, len(self._namespaces))
+                kind, _, name = owners[owner].partition("/")
+                where = self._namespaces[namespace]
+                label = f"{kind} {where}/{name}" if name else f"pods of {where} without a controller"
+                yield f"{label}: {affinity_text(term)}", self._near(term.topology_key, pods[keys == key])
+
+    def _near_any(self, pods_by_key: Iterable[tuple[str, PodRows]]) -> Nodes:
+        """Return bool[nodes]: the nodes in a domain of some topology key with one of its pods."""
+        found = np.zeros(self._snapshot.node_count, bool)
+        for key, pods in pods_by_key:
+            found |= self._near(key, pods)
+        return found
 
     def _within_skew(
         self,
@@ -215,7 +239,7 @@ class PodTopology:
         fits[keyed] = matching[domain[keyed]] + itself - least <= spread.max_skew
         return fits
 
-    def _domains_with(self, key: str, pods: PodRows) -> Nodes:
+    def _near(self, key: str, pods: PodRows) -> Nodes:
         """Return bool[nodes]: the nodes whose domain of a topology key has one of these pods."""
         domain, count = self.domains_of(key)
         found = domain[self.nodes_of(pods)]
@@ -273,6 +297,10 @@ class PodTopology:
         if found is None:
             found = self._rules[template] = _rules(self._snapshot, template)
         return found
+
+
+def _only_cause(text: str, excluded: Nodes) -> Counter[str]:
+    return Counter({text: int(excluded.sum())})
 
 
 def spread_selector(spread: TopologySpreadConstraint, labels: Mapping[str, str]) -> LabelSelector | None:

@@ -9,7 +9,7 @@ pods that do not exist yet, so these are not counted.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +37,8 @@ class AttachLimits:
         self._count = snapshot.node_count
         # `_free` is the limit minus the attached volumes. It may be negative: a limit may shrink below what
         # is attached already.
-        self._free = _limits(snapshot)
+        self._limits = _limits(snapshot)
+        self._free = {driver: limits.copy() for driver, limits in self._limits.items()}
         self._users: defaultdict[AttachedVolume, Counter[int]] = defaultdict(Counter)
         if self._free:
             node = snapshot.column("node")
@@ -65,6 +66,21 @@ class AttachLimits:
     def filter(self, row: int) -> Nodes:
         """Return bool[nodes]: whether a node can attach all volumes of a pod that it has not attached yet."""
         found = np.ones(self._count, bool)
+        for _, nodes in self._attachable(row):
+            found &= nodes
+        return found
+
+    def causes(self, row: int) -> Iterator[tuple[str, Nodes]]:
+        """Yield each driver with its limit, and bool[nodes]: the nodes with this limit that cannot attach the
+        volumes of a pod.
+        """
+        for driver, nodes in self._attachable(row):
+            limits = self._limits[driver]
+            for limit in np.unique(limits[~nodes]).tolist():
+                yield f"{driver}: at most {limit}", ~nodes & (limits == limit)
+
+    def _attachable(self, row: int) -> Iterator[tuple[str, Nodes]]:
+        """Yield each driver of a pod's volumes, and bool[nodes]: the nodes that can attach those volumes."""
         by_driver: defaultdict[str, list[AttachedVolume]] = defaultdict(list)
         for volume in self._limited_volumes(row):
             by_driver[volume.driver].append(volume)
@@ -73,8 +89,7 @@ class AttachLimits:
             for volume in volumes:
                 missing[[node for node, pods in self._users[volume].items() if pods and node != NO_NODE]] -= 1
             # A node above its limit still takes a pod that needs no further attachment.
-            found &= (missing <= self._free[driver]) | (missing == 0)
-        return found
+            yield driver, (missing <= self._free[driver]) | (missing == 0)
 
     def _limited_volumes(self, row: int) -> Iterable[AttachedVolume]:
         """Return the volumes of a pod whose driver has a limit on some node."""

@@ -71,6 +71,23 @@ class NodeConfigurations:
         """Return a key that is equal for nodes with the same configuration."""
         return "" if self._base else self._texts[self._code[node]]
 
+    @property
+    def changed(self) -> bool:
+        """Return whether nodes may have another configuration than their own."""
+        return bool(self._base or self._changes)
+
+    @property
+    def own_codes(self) -> NDArray[np.int32]:
+        """Return int32[nodes] that is equal for nodes whose own configurations are the same."""
+        return self._code
+
+    def own(self, node: int) -> tuple[KubeletConfiguration, bool]:
+        """Return the configuration that a node has without the file and the changes, and whether it is known:
+        if not, the default one.
+        """
+        text = self._texts[self._code[node]]
+        return configuration_object(text), bool(text)
+
     @cached_property
     def codes(self) -> NDArray[np.int32]:
         """Return int32[nodes] that is equal for nodes with the same configuration."""

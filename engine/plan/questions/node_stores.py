@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.eviction.layout import Layout
@@ -190,17 +191,34 @@ class NodeStores:
             capacity, available = self._readings[signals[0]]
             of_pods = self._pod_use[self._part(signals, layout)]
             if signals[0] == ALLOCATABLE_MEMORY_AVAILABLE:
-                # Without statistics of the cgroup of all pods, its limit follows from the configuration, and
-                # its use is the sum over the pods.
-                limited = np.flatnonzero((capacity < 0) & of_pods.known)
-                limits = self._allocatable_limits(limited)
-                capacity, available = capacity.copy(), available.copy()
-                capacity[limited] = limits
-                available[limited] = np.maximum(limits - of_pods.before[limited], 0)
+                capacity, available = self._memory_of_pods(capacity, available, of_pods)
             if self._assumed and self._assumed_signal in signals:
                 available = self._assumed[signals[0]]
             columns.append(_Column(signals, capacity, available, of_pods))
         return columns
+
+    def _memory_of_pods(self, capacity: Values, available: Values, of_pods: _PodUse) -> tuple[Values, Values]:
+        """Return the limit of the cgroup of all pods, and what is available of it: -1 if they are unknown or
+        there is no limit; 0 is available if pods use more than a new limit, as the kernel holds them to it.
+
+        Without statistics of the cgroup, its limit follows from the configuration, and its use is the sum
+        over the pods. A change of the configuration moves the limit that the statistics show.
+        """
+        capacity, available = capacity.copy(), available.copy()
+        computed = np.flatnonzero((capacity < 0) & of_pods.known)
+        if not len(computed) and not self._configurations.changed:
+            return capacity, available
+        own, known = self._pods_limits(own=True)
+        limit, _ = self._pods_limits(own=False) if self._configurations.changed else (own, known)
+        read = (capacity >= 0) & (limit != own)
+        # If a node's own configuration is not known, its limit may already be that of the new one.
+        larger = np.where(read, limit - np.where(known, own, capacity), 0)
+        gone = read & (limit < 0)
+        capacity, available = capacity + larger, np.where(read, np.maximum(available + larger, 0), available)
+        capacity[gone] = -1
+        capacity[computed] = limit[computed]
+        available[computed] = np.maximum(limit[computed] - of_pods.before[computed], 0)
+        return capacity, available
 
     def _set_pod_use(self, part: str, before: Usage, grown: Values) -> None:
         """Set a part of the pods' use from the use before and after the growth."""
@@ -247,21 +265,29 @@ class NodeStores:
         nothing = np.zeros(len(layers), np.int64)
         self._set_pod_use("none", (nothing, np.ones(len(layers), np.uint8)), nothing)
 
-    def _allocatable_limits(self, nodes: Values) -> Values:
-        """Return int64[n]: the memory limit of the cgroup of all pods on each of these nodes, in bytes, by
-        its configuration; -1 if the node's memory is unknown or the cgroup has no limit.
+    def _pods_limits(self, *, own: bool) -> tuple[Values, NDArray[np.bool_]]:
+        """Return int64[nodes]: the memory limit of the cgroup of all pods in bytes, by the node's `own`
+        configuration or the one that it gets, -1 if the node's memory is unknown or the cgroup has no limit;
+        and bool[nodes]: whether that configuration is known.
         """
-        sizes, of_node = numbered(self._memory[nodes])
-        first, which = numbered(self._configurations.codes[nodes].astype(np.int64) * len(sizes) + of_node)
-        limits = [self._allocatable_limit(node, int(self._memory[node])) for node in nodes[first].tolist()]
-        return np.array(limits, np.int64)[which]
+        configurations = self._configurations
+        codes = configurations.own_codes if own else configurations.codes
+        sizes, of_node = numbered(self._memory)
+        first, which = numbered(codes.astype(np.int64) * len(sizes) + of_node)
+        limits, known = list[int](), list[bool]()
+        for node in first.tolist():
+            config, is_known = configurations.own(node) if own else (configurations.of(node), True)
+            limits.append(_pods_limit(config, int(self._memory[node])))
+            known.append(is_known)
+        return np.array(limits, np.int64)[which], np.array(known, bool)[which]
 
-    def _allocatable_limit(self, node: int, memory: int) -> int:
-        if memory < 0:
-            return -1
-        config = self._configurations.of(node)
-        limit = CgroupSettings.resolve(config, {"memory": memory}, cgroup_v2=True).root_values().memory
-        return -1 if limit is None else limit
+
+def _pods_limit(config: KubeletConfiguration, memory: int) -> int:
+    """Return the memory limit of the cgroup of all pods of a node with so many bytes, -1 if it has none."""
+    if memory < 0:
+        return -1
+    limit = CgroupSettings.resolve(config, {"memory": memory}, cgroup_v2=True).root_values().memory
+    return -1 if limit is None else limit
 
 
 def _per_node(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:

@@ -40,6 +40,7 @@ from engine.plan.rightsizing.pressure import (
     PressedNode,
     contention,
     evictions,
+    memory_threshold,
     pressed,
 )
 from engine.plan.rightsizing.proposals import (
@@ -313,22 +314,30 @@ class _Study:
         """Return the memory and the hard eviction thresholds of each node."""
         snapshot = self._snapshot
         capacity, allocatable = snapshot.allocatable("memory", "capacity"), snapshot.allocatable("memory")
-        thresholds: dict[str, tuple[Threshold, ...]] = {}
-        keys = [self._configurations.key(node) for node in range(snapshot.node_count)]
-        for node, key in enumerate(keys):
-            if key not in thresholds:
-                found = thresholds_from_config(self._configurations.of(node))
-                signals = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY_AVAILABLE)
-                thresholds[key] = tuple(one for one in found if one.signal in signals and one.hard)
         system, unknown = system_memory(use, history, snapshot, capacity - allocatable)
         if unknown:
             self._rows.note("nodes whose use outside of pods is not known: what they reserve counts", unknown)
-        return [
-            MemoryOfNode(max(size, 0), max(part, 0), other, thresholds[key])
-            for size, part, other, key in zip(
-                capacity.tolist(), allocatable.tolist(), system.tolist(), keys, strict=True
-            )
-        ]
+        thresholds: dict[tuple[bool, int], tuple[Threshold, ...]] = {}
+
+        def watching(node: int, *, own: bool) -> tuple[Threshold, ...]:
+            """Return the thresholds of memory by the node's own configuration, or with the changes."""
+            configurations = self._configurations
+            key = own, int((configurations.own_codes if own else configurations.codes)[node])
+            if key not in thresholds:
+                config = configurations.own(node)[0] if own else configurations.of(node)
+                signals = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY_AVAILABLE)
+                found = thresholds_from_config(config)
+                thresholds[key] = tuple(one for one in found if one.signal in signals and one.hard)
+            return thresholds[key]
+
+        found = []
+        for node, (size, part, other) in enumerate(
+            zip(capacity.tolist(), allocatable.tolist(), system.tolist(), strict=True)
+        ):
+            # What a node lets pods request is less than they may use by the threshold that it has today.
+            today = memory_threshold(watching(node, own=True), max(size, 0))
+            found.append(MemoryOfNode(max(size, 0), max(part, 0) + today, other, watching(node, own=False)))
+        return found
 
     def _add_above_limits(self, history: History) -> None:
         """Add rows for recorded use above the new limits, and for recorded OOM kills."""

@@ -4,7 +4,7 @@ CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -27,25 +27,25 @@ MOST_EVICTIONS: Final = 1000
 
 @dataclass(frozen=True)
 class MemoryOfNode:
-    """Hold the memory of one node in bytes: its capacity, what may be allocated, what is used outside of
-    pods, and the hard thresholds that watch it.
+    """Hold the memory of one node in bytes: its capacity, the limit of the cgroup of all pods, what is used
+    outside of pods, and the hard thresholds that watch it.
     """
 
     capacity: int
-    allocatable: int
+    for_pods: int
     system: int
     thresholds: tuple[Threshold, ...]
 
     @property
     def threshold(self) -> int:
         """Return the bytes below which the node evicts at once."""
-        mine = (one for one in self.thresholds if one.signal == MEMORY_AVAILABLE)
-        return max((one.limit(self.capacity) for one in mine), default=0)
+        return memory_threshold(self.thresholds, self.capacity)
 
-    @property
-    def for_pods(self) -> int:
-        """Return the limit of the cgroup of all pods."""
-        return self.allocatable + self.threshold
+
+def memory_threshold(thresholds: Iterable[Threshold], capacity: int) -> int:
+    """Return the bytes below which a node with so much memory evicts at once; 0 without such a threshold."""
+    mine = (one for one in thresholds if one.signal == MEMORY_AVAILABLE and one.hard)
+    return max((one.limit(capacity) for one in mine), default=0)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class PodUse:
     """Give the use of placed pods over time, in the units of the history.
 
     Where a pod has no value (it did not exist yet), the mean of its workload at that moment counts; if there
-    is none, the pod's own mean; for a pod without any, its request. `assumed` counts the last kind.
+    is none, the mean of the pod's other moments; for a pod without any, its request. `assumed` counts pods
+    without a record.
     """
 
     def __init__(self, snapshot: Snapshot, workloads: Workloads, history: History) -> None:

@@ -30,7 +30,7 @@ def refusals(snapshot: Snapshot, node: int, before: Amounts | None, after: Amoun
     """Judge the pods of a node in the order of their creation, under both amounts; without `before`, all of
     them fit today.
 
-    A pod that is not admitted under either says nothing about the change.
+    A pod that would not be admitted today either, or would be preempted, says nothing about the change.
     """
     found = Refusals()
     about = node_object(snapshot, node)
@@ -41,13 +41,17 @@ def refusals(snapshot: Snapshot, node: int, before: Amounts | None, after: Amoun
     rows: dict[str, int] = {}
     for row in (first + np.argsort(created, kind="stable")).tolist():
         pod = pod_object(snapshot, row)
-        rows[pod.uid] = row
         was = now.judge(pod)[0] if now is not None else ADMITTED
         verdict, message = coming.judge(pod)
-        if was == ADMITTED and verdict != ADMITTED:
+        if was != ADMITTED:
+            continue
+        rows[pod.uid] = row
+        if verdict != ADMITTED:
             found.refused[row] = f"{verdict}: {message}"
+    for uid in now.victims if now is not None else ():
+        found.refused.pop(rows.pop(uid), None)
     for uid, preemptor in coming.victims.items():
-        if now is None or uid not in now.victims:
+        if uid in rows:
             found.victims[rows[uid]] = f"for the critical pod {preemptor}"
     return found
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -222,15 +222,29 @@ class SnapshotFile:
                 return (pa.chunked_array([chunk]) for chunk in coming.pop(column).result()[column].chunks)
             return in_advance(lambda group: read([column], [group])[column], chosen)
 
+        kept: dict[tuple[str, int], _KeptTexts] = {}
+
+        def texts_of_part(column: str, group: int, rows: NDArray[np.int64]) -> pa.ChunkedArray:
+            """Return the texts in these rows of a row group. Only they are kept the first time, as one answer
+            may be all; the second time the part is kept as a whole, as further ones are likely.
+            """
+            known = kept.get((column, group))
+            if known is None:
+                known = kept[column, group] = _KeptTexts(read([column], [group], rows)[column], rows)
+            if known.rows is not None:
+                if np.array_equal(known.rows, rows):
+                    return known.texts
+                known = kept[column, group] = _KeptTexts(read([column], [group])[column])
+            return known.texts.take(pa.array(rows))
+
         def taken(column: str, rows: NDArray[np.int64]) -> pa.Array:
             there, which = distinct(np.searchsorted(starts, rows, "right") - 1)
-            groups = [chosen[number] for number in there.tolist()]
 
             def some(number: int) -> pa.ChunkedArray:
-                own = rows[which == number] - starts[there[number]]
-                return read([column], [groups[number]], own)[column]
+                place = int(there[number])
+                return texts_of_part(column, chosen[place], rows[which == number] - starts[place])
 
-            return texts_in_order(list(in_advance(some, range(len(groups)))), which)
+            return texts_in_order(list(in_advance(some, range(len(there)))), which)
 
         several = len(chosen) > 1
         return LazyTable(
@@ -282,6 +296,13 @@ class SnapshotFile:
         """Yield the cluster node range by node range, in order."""
         for first, last in self.bounds(max_pods):
             yield self.shard(first, last)
+
+
+class _KeptTexts(NamedTuple):
+    """Hold texts of a row group: those in `rows`, int64[n], or all of them."""
+
+    texts: pa.ChunkedArray
+    rows: NDArray[np.int64] | None = None
 
 
 def in_advance(compute: Callable[[int], T], items: Sequence[int]) -> Iterator[T]:

@@ -96,6 +96,19 @@ def test_a_node_whose_use_outside_of_pods_is_recorded_has_less_for_pods(
     assert rows(answer, "evict")
 
 
+def test_a_higher_threshold_does_not_raise_the_limit_of_all_pods(tmp_path: Path) -> None:
+    cluster = SizedCluster()
+    cluster.node("n1")
+    cluster.objects[-1]["status"]["allocatable"] = {"cpu": "4", "memory": "12Gi", "pods": "110"}
+    pods = cluster.pods("Deployment shop/web", ["n1", "n1"], {"cpu": "1", "memory": "4Gi"})
+    cluster.use(pods, 5 * GI, 0.2)
+    cluster.node_use("n1", 10 * GI)
+    assert not rows(ask(cluster, tmp_path), "evict")
+    # Of 12.1 GiB for all pods, 2.1 GiB are left.
+    pressed = ask(cluster, tmp_path, changes={"evictionHard": {"memory.available": "3Gi"}})
+    assert len(rows(pressed, "pressure")) == len(rows(pressed, "evict")) == 1
+
+
 def test_limits_below_use_kill_and_throttle(cluster: SizedCluster, tmp_path: Path) -> None:
     limited = cluster.pods("StatefulSet shop/db", ["n1", "n2"], {"cpu": "2", "memory": "4Gi"},
                            {"cpu": "4", "memory": "8Gi"})  # fmt: skip

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from engine.plan.snapshot.faults import FaultLog
+from tests.plan.use.made_up_use import collected, made_up_use, needs_prometheus, read
 from tests.plan.use.recorded import Recording, answers, free_address, prometheus
-from tests.plan.use.test_history import collected, made_up_use, needs_prometheus, read
 from tests.plan.use.test_victoria_metrics import by_series
 from tests.waiting import PATIENCE
 

@@ -16,8 +16,8 @@ import pytest
 from engine.api.errors import InvalidInput, Refused
 from engine.plan.history.history import History
 from engine.plan.snapshot.faults import FaultLog
+from tests.plan.use.made_up_use import collected, made_up_use, needs_prometheus, read
 from tests.plan.use.recorded import Recording, answers, free_address, prometheus
-from tests.plan.use.test_history import collected, made_up_use, needs_prometheus, read
 from tests.waiting import PATIENCE
 
 needs_victoria_metrics = pytest.mark.skipif(
