@@ -120,8 +120,9 @@ class ApiClient:
     async def get(self, path: str, kind: type[T], params: Mapping[str, str] | None = None) -> T:
         return await self._object("GET", path, kind, params=params)
 
-    async def create(self, path: str, value: Any, kind: type[T]) -> T:
-        return await self._object("POST", path, kind, body=to_json(value))
+    async def create(self, path: str, value: Any, kind: type[T], *, seconds: float | None = None) -> T:
+        """Create an object; `seconds` replaces the client's deadline for this call."""
+        return await self._object("POST", path, kind, body=to_json(value), seconds=seconds)
 
     async def update(self, path: str, value: Any, kind: type[T]) -> T:
         return await self._object("PUT", path, kind, body=to_json(value))
@@ -141,7 +142,7 @@ class ApiClient:
                 # Only the response headers have a deadline; the body of a watch has none.
                 exchange = await self._request("GET", path, params, b"", "")
         except TimeoutError:
-            raise self._too_late(f"{self.peer}: GET {path}") from None
+            raise _too_late(f"{self.peer}: GET {path}", self.timeout) from None
         async with exchange:
             yield _split(exchange)
 
@@ -183,23 +184,22 @@ class ApiClient:
         params: Mapping[str, str] | None = None,
         body: bytes = b"",
         content_type: str = "application/json",
+        seconds: float | None = None,
     ) -> T:
         subject = f"{self.peer}: {method} {path}"
+        allowed = self.timeout if seconds is None else seconds
         if self._rate is not None and not _is_unlimited(path):
             wait = self._rate.wait(time.monotonic())
             if wait:
                 await asyncio.sleep(wait)
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(allowed):
                 exchange = await self._request(method, path, params or {}, body, content_type)
                 async with exchange:
                     data = await exchange.read(MAX_ANSWER)
         except TimeoutError:
-            raise self._too_late(subject) from None
+            raise _too_late(subject, allowed) from None
         return self.decode(data, kind)
-
-    def _too_late(self, subject: str) -> Unavailable:
-        return Unavailable(f"no answer within {self.timeout:g} s", subject=subject)
 
     async def _request(
         self, method: str, path: str, params: Mapping[str, str], body: bytes, content_type: str
@@ -262,6 +262,10 @@ class ApiClient:
             retry_after=_seconds(exchange.headers.get("retry-after", ""), details.retry_after_seconds),
             causes=tuple(cause.reason for cause in details.causes or ()),
         )
+
+
+def _too_late(subject: str, seconds: float) -> Unavailable:
+    return Unavailable(f"no answer within {seconds:g} s", subject=subject)
 
 
 def _is_unlimited(path: str) -> bool:

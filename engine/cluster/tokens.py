@@ -28,6 +28,12 @@ LONGEST_USE: Final = 24 * 3600.0
 LEFT_PERCENT: Final = 20
 MOST_EARLY: Final = 10.0
 RETRY_SECONDS: Final = 60.0
+REQUEST_SECONDS: Final = 60.0
+"""Deadline of a request for a token: as long as an API server works on a request by default.
+
+With the shorter deadline of heartbeats, a pod never gets its token from a busy server, and each try makes the
+server busier. A kubelet has no deadline of its own.
+"""
 UNKNOWN_POD_WAITS: Final = (0.2, 0.4, 0.8)
 """Seconds before each retry of a request with the status 403: the API server's node authorizer learns from a
 watch which pods are bound to the node, and may do so after the node itself.
@@ -120,7 +126,7 @@ class Tokens:
         )
         accounts = f"/api/v1/namespaces/{meta.namespace}/serviceaccounts"
         path = f"{object_path(accounts, account)}/token"
-        given = await self._client.create(path, wanted, TokenRequest)
+        given = await self._client.create(path, wanted, TokenRequest, seconds=REQUEST_SECONDS)
         try:
             expires_at = datetime.fromisoformat(given.status.expiration_timestamp).timestamp()
         except ValueError:

@@ -13,7 +13,7 @@ from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.cluster.tokens import Tokens, renewal
-from engine.testing.apiserver import ApiServer
+from engine.testing.apiserver import ApiServer, ApiServerFault
 
 HOUR = 3600
 DAY = 24 * HOUR
@@ -99,5 +99,18 @@ async def test_a_token_is_requested_once_if_its_account_does_not_exist(tmp_path:
         client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
         server.fail(404, path="/token")
         with pytest.raises(Refused, match="failed to fetch token"):
+            await Tokens(client, clock=lambda: 0.0).token(POD, "", HOUR)
+        client.close()
+
+
+async def test_a_busy_server_has_longer_for_a_token_than_for_a_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.cluster.tokens.REQUEST_SECONDS", 0.2)
+    async with ApiServer(tmp_path) as server:
+        config = load_kubeconfig(server.kubeconfig("system:node:n1"))
+        client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test", timeout=0.1)
+        server.fail(ApiServerFault.HANG)
+        with pytest.raises(Refused, match=r"failed to fetch token: no answer within 0\.2 s"):
             await Tokens(client, clock=lambda: 0.0).token(POD, "", HOUR)
         client.close()
