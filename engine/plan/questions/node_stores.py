@@ -212,9 +212,9 @@ class NodeStores:
         limit, _ = self._pods_limits(own=False) if self._configurations.changed else (own, known)
         read = (capacity >= 0) & (limit != own)
         # If a node's own configuration is not known, its limit may already be that of the new one.
-        larger = np.where(read, limit - np.where(known, own, capacity), 0)
+        change = np.where(read, limit - np.where(known, own, capacity), 0)
         gone = read & (limit < 0)
-        capacity, available = capacity + larger, np.where(read, np.maximum(available + larger, 0), available)
+        capacity, available = capacity + change, np.where(read, np.maximum(available + change, 0), available)
         capacity[gone] = -1
         capacity[computed] = limit[computed]
         available[computed] = np.maximum(limit[computed] - of_pods.before[computed], 0)
