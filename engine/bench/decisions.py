@@ -160,7 +160,7 @@ def image_gc(session: BenchSession) -> Figures:
 
 
 def _pull(session: BenchSession) -> None:
-    with session.channel() as channel:
+    with workload.runtime_channel(session.endpoint) as channel:
         stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
         for index in range(session.images):
             image = cri.ImageSpec(image=f"{UNUSED}{index}:1")
@@ -171,7 +171,7 @@ def _unused(session: BenchSession) -> int:
     """Return how many are left. The pods' own image may stay: a kubelet keeps their dead containers for a
     while.
     """
-    with session.channel() as channel:
+    with workload.runtime_channel(session.endpoint) as channel:
         stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
         images = stub.ListImages(cri.ListImagesRequest(), timeout=30).images
     return sum(any(tag.startswith(UNUSED) for tag in image.repo_tags) for image in images)

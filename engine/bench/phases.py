@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from engine.api.errors import Unavailable
 from engine.bench import workload
 from engine.bench.agents import AgentKind, BenchAgent, ready
@@ -135,10 +133,6 @@ class BenchSession:
             self.running.part.check()
             time.sleep(min(left, POLL_SECONDS))
 
-    def channel(self) -> grpc.Channel:
-        """Open the observer's own connection to the runtime."""
-        return grpc.insecure_channel(self.endpoint, options=[("grpc.max_receive_message_length", 64 << 20)])
-
     def runtime_calls(self) -> dict[str, dict[str, int]]:
         """Return calls and bytes by method; empty for a runtime that does not count."""
         return self.runtime.calls() if self.runtime is not None else {}
@@ -147,7 +141,7 @@ class BenchSession:
         """Return running containers of the bench's pods at the runtime: id → (pod name, start as
         Unix seconds).
         """
-        with self.channel() as channel:
+        with workload.runtime_channel(self.endpoint) as channel:
             stub: Any = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
 
             def started(id: str) -> float:
@@ -158,7 +152,7 @@ class BenchSession:
 
     def _running(self) -> set[str]:
         """Return names of the bench's pods that have a running container."""
-        with self.channel() as channel:
+        with workload.runtime_channel(self.endpoint) as channel:
             stub: Any = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
             return {name for _, name in _running_containers(stub)}
 

@@ -22,15 +22,23 @@ NAMESPACE = "bench"
 DEFAULT_LOGS = Path("/var/log/pods")
 
 
+@contextmanager
+def runtime_channel(endpoint: str) -> Iterator[grpc.Channel]:
+    """Connect to a runtime. A call that fails raises `Unavailable` with the endpoint."""
+    # A list of ten thousand containers is larger than gRPC's default limit.
+    with grpc.insecure_channel(endpoint, options=[("grpc.max_receive_message_length", 64 << 20)]) as channel:
+        try:
+            yield channel
+        except grpc.RpcError as error:
+            raise Unavailable(str(error.details()), subject=endpoint) from None
+
+
 def expect_image(endpoint: str) -> None:
     """Raise `InvalidInput` if a runtime lacks the image of the bench's pods, which no registry provides."""
     asked = cri.ImageStatusRequest(image=cri.ImageSpec(image=IMAGE))
-    with grpc.insecure_channel(endpoint) as channel:
+    with runtime_channel(endpoint) as channel:
         stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            found = stub.ImageStatus(asked, timeout=30).HasField("image")
-        except grpc.RpcError as error:
-            raise Unavailable(str(error.details()), subject=endpoint) from None
+        found = stub.ImageStatus(asked, timeout=30).HasField("image")
     if not found:
         raise InvalidInput(
             f"has no image {IMAGE}; give one with /bin/sleep and /bin/true that name, such as "
@@ -118,11 +126,8 @@ def remove_sandboxes(endpoint: str, ids: Iterable[str]) -> None:
 
 @contextmanager
 def _runtime(endpoint: str) -> Iterator[Any]:
-    with grpc.insecure_channel(endpoint) as channel:
-        try:
-            yield RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
-        except grpc.RpcError as error:
-            raise Unavailable(str(error.details()), subject=endpoint) from None
+    with runtime_channel(endpoint) as channel:
+        yield RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 def remove_default_logs() -> None:
