@@ -272,7 +272,7 @@ def test_texts_of_some_rows_are_those_of_the_column(
 def test_texts_that_are_asked_for_again_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read a part for its first rows and for the first other ones, and then no more."""
+    """Read a part once for its first rows, and once as a whole when others are asked for."""
     monkeypatch.setattr("engine.plan.snapshot.columnar_file.ROW_GROUP", 7)
     made = synthesize(3, 10, 1)
     write_snapshot(made, tmp_path / "made.kes")
