@@ -18,7 +18,6 @@ from engine.bench.parts import Part, kubengine
 from engine.bench.phases import BenchSession, BenchWatch, Figures, percentiles
 from engine.bench.procfs import usage
 from engine.wire import cri_v1_pb2 as cri
-from engine.wire.cri_v1_pb2_grpc import ImageServiceStub
 
 PATIENCE = 60.0
 POLL_SECONDS = 0.02
@@ -160,8 +159,7 @@ def image_gc(session: BenchSession) -> Figures:
 
 
 def _pull(session: BenchSession) -> None:
-    with workload.runtime_channel(session.endpoint) as channel:
-        stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
+    with workload.image_service(session.endpoint) as stub:
         for index in range(session.images):
             image = cri.ImageSpec(image=f"{UNUSED}{index}:1")
             stub.PullImage(cri.PullImageRequest(image=image), timeout=30)
@@ -171,7 +169,6 @@ def _unused(session: BenchSession) -> int:
     """Return how many are left. The pods' own image may stay: a kubelet keeps their dead containers for a
     while.
     """
-    with workload.runtime_channel(session.endpoint) as channel:
-        stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
+    with workload.image_service(session.endpoint) as stub:
         images = stub.ListImages(cri.ListImagesRequest(), timeout=30).images
     return sum(any(tag.startswith(UNUSED) for tag in image.repo_tags) for image in images)

@@ -22,7 +22,6 @@ from engine.bench.probe_load import ProbeLoad
 from engine.bench.procfs import ProcessUsage, usage
 from engine.bench.workspace import Workspace
 from engine.wire import cri_v1_pb2 as cri
-from engine.wire.cri_v1_pb2_grpc import RuntimeServiceStub
 
 Figures = dict[str, float]
 POLL_SECONDS = 0.2
@@ -141,8 +140,7 @@ class BenchSession:
         """Return running containers of the bench's pods at the runtime: id → (pod name, start as
         Unix seconds).
         """
-        with workload.runtime_channel(self.endpoint) as channel:
-            stub: Any = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
+        with workload.runtime_service(self.endpoint) as stub:
 
             def started(id: str) -> float:
                 status = stub.ContainerStatus(cri.ContainerStatusRequest(container_id=id), timeout=30)
@@ -152,8 +150,7 @@ class BenchSession:
 
     def _running(self) -> set[str]:
         """Return names of the bench's pods that have a running container."""
-        with workload.runtime_channel(self.endpoint) as channel:
-            stub: Any = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
+        with workload.runtime_service(self.endpoint) as stub:
             return {name for _, name in _running_containers(stub)}
 
 

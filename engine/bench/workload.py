@@ -23,8 +23,21 @@ DEFAULT_LOGS = Path("/var/log/pods")
 
 
 @contextmanager
-def runtime_channel(endpoint: str) -> Iterator[grpc.Channel]:
-    """Connect to a runtime. A call that fails raises `Unavailable` with the endpoint."""
+def runtime_service(endpoint: str) -> Iterator[Any]:
+    """Yield the stub of a runtime's RuntimeService. A call that fails raises `Unavailable`."""
+    with _channel(endpoint) as channel:
+        yield RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def image_service(endpoint: str) -> Iterator[Any]:
+    """Yield the stub of a runtime's ImageService. A call that fails raises `Unavailable`."""
+    with _channel(endpoint) as channel:
+        yield ImageServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _channel(endpoint: str) -> Iterator[grpc.Channel]:
     # A list of ten thousand containers is larger than gRPC's default limit.
     with grpc.insecure_channel(endpoint, options=[("grpc.max_receive_message_length", 64 << 20)]) as channel:
         try:
@@ -36,8 +49,7 @@ def runtime_channel(endpoint: str) -> Iterator[grpc.Channel]:
 def expect_image(endpoint: str) -> None:
     """Raise `InvalidInput` if a runtime lacks the image of the bench's pods, which no registry provides."""
     asked = cri.ImageStatusRequest(image=cri.ImageSpec(image=IMAGE))
-    with runtime_channel(endpoint) as channel:
-        stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
+    with image_service(endpoint) as stub:
         found = stub.ImageStatus(asked, timeout=30).HasField("image")
     if not found:
         raise InvalidInput(
@@ -106,7 +118,7 @@ def take(workspace: Workspace, names: Sequence[str]) -> None:
 
 def sandboxes(endpoint: str) -> set[str]:
     """Return ids of the runtime's sandboxes of bench pods, from any run. Raise `Unavailable`."""
-    with _runtime(endpoint) as stub:
+    with runtime_service(endpoint) as stub:
         items = stub.ListPodSandbox(cri.ListPodSandboxRequest(), timeout=30).items
     return {
         each.id
@@ -118,16 +130,10 @@ def sandboxes(endpoint: str) -> set[str]:
 
 def remove_sandboxes(endpoint: str, ids: Iterable[str]) -> None:
     """Remove sandboxes with their containers. Raise `Unavailable`."""
-    with _runtime(endpoint) as stub:
+    with runtime_service(endpoint) as stub:
         for id in ids:
             stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=id), timeout=60)
             stub.RemovePodSandbox(cri.RemovePodSandboxRequest(pod_sandbox_id=id), timeout=60)
-
-
-@contextmanager
-def _runtime(endpoint: str) -> Iterator[Any]:
-    with runtime_channel(endpoint) as channel:
-        yield RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 def remove_default_logs() -> None:

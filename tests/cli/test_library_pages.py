@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.scripts import output_of
 from tests.cli.test_logging import KUBELET, UP
 from tests.waiting import PATIENCE, wait_until
 
@@ -57,20 +58,8 @@ library.written()
 """
 
 
-def _python(script: str, *arguments: str) -> str:
-    run = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert run.returncode == 0, (run.returncode, run.stderr)
-    return run.stdout
-
-
 def test_libraries_work_after_their_pages_were_unmapped() -> None:
-    _python(LIBRARIES_AFTERWARDS)
+    output_of(LIBRARIES_AFTERWARDS)
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="other linkers refuse to relocate code")
@@ -80,11 +69,9 @@ def test_a_library_whose_code_was_relocated_keeps_it(tmp_path: Path) -> None:
     source.write_text(RELOCATED_CODE)
     options = ("-shared", "-fno-pic", "-mcmodel=large", "-Wl,-z,notext,-z,lazy")
     subprocess.run(["cc", *options, "-o", library, source], check=True, capture_output=True)
-    assert (
-        "TEXTREL"
-        in subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
-    )
-    assert _python(RELOCATED_CODE_AFTERWARDS, str(library)) == "relocated\n"
+    dynamic = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True)
+    assert "TEXTREL" in dynamic.stdout
+    assert output_of(RELOCATED_CODE_AFTERWARDS, str(library)) == "relocated"
 
 
 def test_an_agent_at_rest_unmaps_what_only_its_start_used(tmp_path: Path) -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import PATIENCE
-
-ROOT = Path(__file__).parents[2]
+from tests.cli.scripts import output_of
 
 PLAIN_AGENT = """
 import os, pathlib, sys
@@ -148,18 +144,8 @@ asyncio.run(main())
 """
 
 
-def _python(script: str, *arguments: str) -> str:
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *arguments],
-        env={name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"},
-        check=False, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
-
-
 def test_an_agent_starts_without_what_it_may_never_need() -> None:
-    assert _python(PLAIN_AGENT) == "[]"
+    assert output_of(PLAIN_AGENT) == "[]"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +158,7 @@ def test_a_start_loads_no_more_than_its_budget(start: str, ours: int, modules: i
     `ours` are all that are not Python's own, of which later versions load more than 3.11; the files are
     compiled modules and sources.
     """
-    our_names, names, size = json.loads(_python(LOADED.replace("START", STARTS[start])))
+    our_names, names, size = json.loads(output_of(LOADED.replace("START", STARTS[start])))
     assert len(our_names) <= ours, our_names
     assert len(names) <= modules, names
     assert size <= kilobytes * 1000
@@ -180,20 +166,20 @@ def test_a_start_loads_no_more_than_its_budget(start: str, ours: int, modules: i
 
 def test_no_class_of_an_agent_is_generated_as_source_when_it_starts() -> None:
     """A dataclass takes about 1 ms; a `msgspec.Struct` takes 17 µs."""
-    assert _python(GENERATED.replace("START", STARTS["agent"])) == "[]"
+    assert output_of(GENERATED.replace("START", STARTS["agent"])) == "[]"
 
 
 def test_an_agent_compiles_few_regular_expressions_before_it_uses_them() -> None:
     """Of about 70, these are used while modules load, or are Python's own that were there before."""
-    assert int(_python(COMPILED.replace("START", STARTS["agent"]))) <= 12
+    assert int(output_of(COMPILED.replace("START", STARTS["agent"]))) <= 12
 
 
 def test_regular_expressions_work_in_full_once_they_are_used() -> None:
-    _python(PATTERNS_AFTERWARDS)
+    output_of(PATTERNS_AFTERWARDS)
 
 
 def test_numpy_works_in_full_and_without_threads_once_it_is_asked_for() -> None:
-    _python(NUMPY_AFTERWARDS)
+    output_of(NUMPY_AFTERWARDS)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
@@ -201,4 +187,4 @@ def test_tls_works_in_full_once_it_is_asked_for(tmp_path: Path) -> None:
     pair = tmp_path / "pair.pem"
     make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost"
     subprocess.run([*make.split(), "-keyout", pair, "-out", pair], check=True, capture_output=True)
-    assert _python(TLS_AFTERWARDS, str(pair)) == "hello world"
+    assert output_of(TLS_AFTERWARDS, str(pair)) == "hello world"
