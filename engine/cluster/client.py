@@ -278,11 +278,12 @@ def _too_late(deadline: float, subject: str) -> Unavailable:
 
 
 def _is_unlimited(path: str) -> bool:
-    """Tell whether the call is a heartbeat or an event, which the kubelet sends through clients of their own,
-    outside this rate limit.
+    """Tell whether the call is about nodes, leases or an event, which the kubelet sends through clients of
+    their own, outside this rate limit. Lists of nodes and their registration are among them, but no
+    heartbeats.
     """
-    heartbeat = path.startswith(("/api/v1/nodes", "/apis/coordination.k8s.io/"))
-    return heartbeat or _EVENTS.fullmatch(path) is not None
+    node_or_lease = path.startswith(("/api/v1/nodes", "/apis/coordination.k8s.io/"))
+    return node_or_lease or _EVENTS.fullmatch(path) is not None
 
 
 def _seconds(header: str, in_details: float) -> float:
