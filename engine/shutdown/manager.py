@@ -35,6 +35,8 @@ REJECTED: Final = "Pod was rejected as the node is shutting down."
 DISRUPTION: Final = "TerminationByKubelet"
 RECONNECT_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 1.0
+"""How long `stop` waits for a connection that is being opened."""
 RELOAD_PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
 
 log = logging.getLogger("kubengine.shutdown")
@@ -133,10 +135,12 @@ class ShutdownManager:
         """Open a connection that receives signals, and take a new lock. Raises `Refused`."""
         connecting = asyncio.ensure_future(asyncio.to_thread(self._open))
         try:
-            # A thread cannot be cancelled: what it opens has to be closed when it is done.
             logind, lock = await asyncio.shield(connecting)
         except asyncio.CancelledError:
+            # A thread cannot be cancelled, and an event loop that ends drops its result: what the thread
+            # opens is closed here, or later if the bus is slow.
             connecting.add_done_callback(_dismiss)
+            await asyncio.wait({connecting}, timeout=STOP_SECONDS)
             raise
         # After the new lock exists, so that there is no moment without one.
         self._release()

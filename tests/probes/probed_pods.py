@@ -84,9 +84,17 @@ async def serving(
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        # Connections that were accepted before reach `handle` within a few turns of the event loop, and
+        # aborted ones close within a few. On a busy machine, one turn may take longer than any sleep.
+        await _turns(10)
         for task in list(tasks):
             task.cancel()
-        await asyncio.sleep(0.05)
+        await _turns(10)
+
+
+async def _turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def replying(*parts: bytes, pause: float = 0.0, requests: list[bytes] | None = None) -> Handler:

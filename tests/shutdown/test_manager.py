@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,24 @@ async def test_logind_is_asked_to_wait_as_long_as_pods_need(
     assert served.reloads == [("systemd-logind.service", "all", 1)]
     written = (tmp_path / "logind.conf.d/99-kubelet.conf").read_text()
     assert written.endswith("[Login]\nInhibitDelayMaxSec=42\n")
+
+
+async def test_a_stop_releases_a_lock_that_is_being_taken(
+    shutdowns: Shutdowns, logind: MakeLogind, monkeypatch: pytest.MonkeyPatch
+):
+    inhibit = module.Logind.inhibit
+
+    def inhibit_slowly(opened: module.Logind) -> int:
+        lock = inhibit(opened)
+        time.sleep(0.3)
+        return lock
+
+    monkeypatch.setattr(module.Logind, "inhibit", inhibit_slowly)
+    served = logind()
+    manager = await shutdowns.start(Pods())
+    await eventually(lambda: served.locks_held() == [True])
+    await manager.stop()
+    assert served.locks_held() == [False]
 
 
 async def test_a_longer_delay_of_logind_is_kept(shutdowns: Shutdowns, logind: MakeLogind, tmp_path: Path):
