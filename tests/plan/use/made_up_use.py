@@ -51,7 +51,34 @@ def made_up_use() -> Recording:
     return made
 
 
-def collected(address: str, faults: FaultLog, **options: Any) -> History:
+def collected(
+    address: str, faults: FaultLog, *, headers: dict[str, str] | None = None, **options: Any
+) -> History:
     """Return the history of a server, without waiting between attempts."""
-    server = Prometheus(ServerAccess(address), timeout=60, sleep=lambda seconds: None)
+    access = ServerAccess(address, headers=headers or {})
+    server = Prometheus(access, timeout=60, sleep=lambda seconds: None)
     return Collector(server, TIMES, faults, **options).collect()
+
+
+def by_series(history: History) -> dict[tuple[str, str], np.ndarray]:
+    """Return the values of each series by measure and pod."""
+    rows = history.index.to_pylist()
+    values = history.values(np.arange(len(history)))
+    return {(row["measure"], row["pod"]): one for row, one in zip(rows, values, strict=True)}
+
+
+def assert_same_values(
+    first: dict[tuple[str, str], np.ndarray], other: dict[tuple[str, str], np.ndarray]
+) -> None:
+    """Check that two servers gave the same values (`by_series`) of the same use."""
+    assert first.keys() == other.keys()
+    for key, values in first.items():
+        both = ~np.isnan(values) & ~np.isnan(other[key])
+        assert np.array_equal(values[both], other[key][both])
+        # Whether a sample exactly at the beginning of a window belongs to it is not the same for both.
+        assert len(values) - int(both.sum()) <= int(np.isnan(values).sum()) + 1
+
+
+def said(faults: FaultLog, text: str) -> set[str]:
+    """Return the objects about which there is a fault with this text."""
+    return {line.split(": ")[1] for line in map(str, faults.kept) if text in line}

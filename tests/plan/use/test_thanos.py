@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from engine.plan.snapshot.faults import FaultLog
-from tests.plan.use.made_up_use import collected, made_up_use, needs_prometheus, read
+from tests.plan.use.made_up_use import by_series, collected, made_up_use, needs_prometheus, read, said
 from tests.plan.use.recorded import Recording, answers, free_address, prometheus
-from tests.plan.use.test_victoria_metrics import by_series
 from tests.waiting import PATIENCE
 
 THANOS = os.environ.get("THANOS") or "thanos"
@@ -101,11 +100,6 @@ def query(directory: Path, stores: list[str], *options: str) -> Iterator[str]:
 
 
 MERGED = f"--query.replica-label={REPLICA}"
-
-
-def said(faults: FaultLog, text: str) -> set[str]:
-    """Return the objects about which there is a fault with this text."""
-    return {line.split(": ")[1] for line in map(str, faults.kept) if text in line}
 
 
 def test_replicas_become_one_series_without_the_pause_of_one(

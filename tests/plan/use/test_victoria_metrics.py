@@ -14,9 +14,16 @@ import numpy as np
 import pytest
 
 from engine.api.errors import InvalidInput, Refused
-from engine.plan.history.history import History
 from engine.plan.snapshot.faults import FaultLog
-from tests.plan.use.made_up_use import collected, made_up_use, needs_prometheus, read
+from tests.plan.use.made_up_use import (
+    assert_same_values,
+    by_series,
+    collected,
+    made_up_use,
+    needs_prometheus,
+    read,
+    said,
+)
 from tests.plan.use.recorded import Recording, answers, free_address, prometheus
 from tests.waiting import PATIENCE
 
@@ -60,13 +67,6 @@ def victoria_metrics(directory: Path, recording: Recording, *options: str) -> It
         process.wait(PATIENCE)
 
 
-def by_series(history: History) -> dict[tuple[str, str], np.ndarray]:
-    """Return the values of each series by measure and pod."""
-    rows = history.index.to_pylist()
-    values = history.values(np.arange(len(history)))
-    return {(row["measure"], row["pod"]): one for row, one in zip(rows, values, strict=True)}
-
-
 @needs_victoria_metrics
 @needs_prometheus
 def test_both_servers_give_the_same_values(use: Recording, tmp_path: Path) -> None:
@@ -77,17 +77,9 @@ def test_both_servers_give_the_same_values(use: Recording, tmp_path: Path) -> No
     with victoria_metrics(directory, use) as address:
         other = by_series(collected(address, faults))
         assert by_series(collected(f"{address}/prometheus", FaultLog())).keys() == other.keys()
-    assert first.keys() == other.keys()
-    for key, values in first.items():
-        both = ~np.isnan(values) & ~np.isnan(other[key])
-        assert np.array_equal(values[both], other[key][both])
-        # Whether a sample exactly at the beginning of a window belongs to it is not the same for both.
-        assert len(values) - int(both.sum()) <= int(np.isnan(values).sum()) + 1
-    said = [str(fault) for fault in faults.kept]
-    assert {line.split(": ")[1] for line in said if "has gaps" in line} == {"container shop/gap-0/app"}
-    assert {line.split(": ")[1] for line in said if "series at once" in line} == {
-        "container shop/twice-0/app"
-    }
+    assert_same_values(first, other)
+    assert said(faults, "has gaps") == {"container shop/gap-0/app"}
+    assert said(faults, "series at once") == {"container shop/twice-0/app"}
 
 
 @needs_victoria_metrics
