@@ -20,6 +20,7 @@ from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.shutdown import manager as module
 from engine.shutdown.groups import Period
+from engine.shutdown.logind import Logind
 from engine.shutdown.manager import LogindPlaces, ShutdownManager
 from engine.shutdown.metrics import ShutdownMetrics
 from tests.contexts import node_context
@@ -206,14 +207,14 @@ async def test_logind_is_asked_to_wait_as_long_as_pods_need(
 async def test_a_stop_releases_a_lock_that_is_being_taken(
     shutdowns: Shutdowns, logind: MakeLogind, monkeypatch: pytest.MonkeyPatch
 ):
-    inhibit = module.Logind.inhibit
+    inhibit = Logind.inhibit
 
-    def inhibit_slowly(opened: module.Logind) -> int:
+    def inhibit_slowly(opened: Logind) -> int:
         lock = inhibit(opened)
         time.sleep(0.3)
         return lock
 
-    monkeypatch.setattr(module.Logind, "inhibit", inhibit_slowly)
+    monkeypatch.setattr(Logind, "inhibit", inhibit_slowly)
     served = logind()
     manager = await shutdowns.start(Pods())
     await eventually(lambda: served.locks_held() == [True])
