@@ -113,7 +113,7 @@ def check_turns(served: Served, lease: LeaseController) -> CheckTurns:
             answered = gauge.turns
             assert await lease.renew()
             renewed = gauge.turns
-            for _ in range(200):
+            for _ in range(50):
                 await asyncio.sleep(0)
         assert gauge.most < MOST_CALLS
         assert answered < MOST_TURNS
@@ -260,7 +260,7 @@ async def test_an_api_server(tmp_path: Path, check_turns: CheckTurns, kind: str,
 async def test_a_credential_plugin(check_turns: CheckTurns) -> None:
     """One that prints without end is killed at its bound, again and again."""
     ended = 0
-    command = [sys.executable, "-c", "import os\nwhile 1: os.write(1, bytes(65536))"]
+    command = ["cat", "/dev/zero"]
 
     async def follow() -> None:
         nonlocal ended
