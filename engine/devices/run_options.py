@@ -50,7 +50,8 @@ def run_options(entries: Iterable[CheckpointEntry]) -> DeviceRunOptions:
     for entry in sorted(entries, key=lambda entry: entry.resource_name):
         try:
             answer = ContainerAllocateResponse.FromString(entry.alloc_resp or b"")
-        except DecodeError as error:
+        # protobuf written in Python raises UnicodeDecodeError for text that is not UTF-8.
+        except (DecodeError, UnicodeDecodeError) as error:
             raise Bug(f"unreadable Allocate response: {error}", subject=entry.resource_name) from error
         for name, value in sorted(answer.envs.items()):
             keep(envs, "environment variable", name, value)

@@ -83,7 +83,8 @@ class DraDriverClient:
             if error.status == UNIMPLEMENTED:
                 raise NoHealth from None
             raise DraDriverFailed(rpc_error(error.status, error.details), begun=True) from None
-        except (DecodeError, RecursionError, MemoryError):
+        # protobuf written in Python raises UnicodeDecodeError for text that is not UTF-8.
+        except (DecodeError, UnicodeDecodeError, RecursionError, MemoryError):
             raise DraDriverFailed("the list of devices cannot be decoded", begun=True) from None
 
     async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:

@@ -202,9 +202,10 @@ def test_ten_thousand_conflicts_are_one_short_line(caplog: pytest.LogCaptureFixt
     )
 
 
-def test_an_unreadable_answer_is_a_bug():
+@pytest.mark.parametrize("answer", [b"\xff", b"\x0a\x03\x0a\x01\xff"], ids=["no message", "no text"])
+def test_an_unreadable_answer_is_a_bug(answer: bytes):
     with pytest.raises(Bug, match=r"a/a: unreadable Allocate response"):
-        run_options([CheckpointEntry(resource_name="a/a", alloc_resp=b"\xff")])
+        run_options([CheckpointEntry(resource_name="a/a", alloc_resp=answer)])
 
 
 def test_the_rate_limit_refills():

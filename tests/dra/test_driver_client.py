@@ -84,3 +84,16 @@ async def test_a_list_with_too_many_devices_is_refused_as_a_whole(tmp_path: Path
                 pass
         client.close()
     assert gauge.most < MOST_CALLS
+
+
+async def test_a_list_of_devices_with_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    listed = health_wire.NodeWatchResourcesResponse(
+        devices=[health_wire.DeviceHealth(device=health_wire.DeviceIdentifier(device_name="x"))]
+    )
+    message = listed.SerializeToString().replace(b"x", b"\xff")
+    with answering(tmp_path / "s", {"/v1alpha1.DRAResourceHealth/NodeWatchResources": [message]}):
+        client = DraDriverClient("d", tmp_path / "s", "v1.DRAPlugin", Registry())
+        with pytest.raises(DraDriverFailed, match="the list of devices cannot be decoded"):
+            async for _ in client.health():
+                pass
+        client.close()

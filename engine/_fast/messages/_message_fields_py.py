@@ -120,7 +120,8 @@ class Picker:
 
         try:
             items = decode()
-        except (DecodeError, RecursionError) as error:
+        # protobuf written in Python raises UnicodeDecodeError for text that is not UTF-8.
+        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"not a {self._message}: {error}") from None
         readers = zip(self._made, self._readers, strict=True)
         return tuple(made(map(read, items)) for made, read in readers)
