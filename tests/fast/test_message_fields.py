@@ -171,7 +171,9 @@ def test_later_fields_win_and_messages_merge(form):
     assert columns.pick(data) == (["b"], ["n"], [2], ["2"])
 
 
-@pytest.mark.skipif(api_implementation.Type() == "python", reason="protobuf written in Python keeps the entry")
+@pytest.mark.skipif(
+    api_implementation.Type() == "python", reason="protobuf written in Python keeps the entry"
+)
 @FORMS
 def test_an_entry_with_another_field_is_left_out_as_in_protobuf(form):
     entry = b"\x0a\x03uid\x12\x01u\x40\x01"

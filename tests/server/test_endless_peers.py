@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
