@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
-from google.protobuf.message import DecodeError
 
 from engine.api.errors import Bug
 from engine.devices.checkpoint import CheckpointEntry
+from engine.wire import UNREADABLE
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire.deviceplugin_v1beta1_pb2 import ContainerAllocateResponse
 
@@ -50,8 +50,7 @@ def run_options(entries: Iterable[CheckpointEntry]) -> DeviceRunOptions:
     for entry in sorted(entries, key=lambda entry: entry.resource_name):
         try:
             answer = ContainerAllocateResponse.FromString(entry.alloc_resp or b"")
-        # protobuf written in Python raises UnicodeDecodeError for text that is not UTF-8.
-        except (DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise Bug(f"unreadable Allocate response: {error}", subject=entry.resource_name) from error
         for name, value in sorted(answer.envs.items()):
             keep(envs, "environment variable", name, value)

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from engine.api.grpc_codes import NAMES, UNIMPLEMENTED, rpc_error
 from engine.dra.answers import MAX_CLAIM_DEVICES, ClaimAnswer
@@ -19,6 +19,7 @@ from engine.dra.table import ClaimState, PreparedDevice
 from engine.metrics import Registry
 from engine.plugins.channel import Answer, PluginChannel
 from engine.transport.grpc_channel import CallFailed
+from engine.wire import UNREADABLE
 from engine.wire import dra_health_v1alpha1_pb2 as health_wire
 from engine.wire import dra_v1_pb2 as wire
 
@@ -83,8 +84,7 @@ class DraDriverClient:
             if error.status == UNIMPLEMENTED:
                 raise NoHealth from None
             raise DraDriverFailed(rpc_error(error.status, error.details), begun=True) from None
-        # protobuf written in Python raises UnicodeDecodeError for text that is not UTF-8.
-        except (DecodeError, UnicodeDecodeError, RecursionError, MemoryError):
+        except (*UNREADABLE, RecursionError, MemoryError):
             raise DraDriverFailed("the list of devices cannot be decoded", begun=True) from None
 
     async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:

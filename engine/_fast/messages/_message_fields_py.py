@@ -116,12 +116,11 @@ class Picker:
         return sum(map(_digest, zip(*self.pick(message), strict=True))) & _WORD
 
     def _picked(self, decode: Callable[[], Any]) -> tuple[Any, ...]:
-        from google.protobuf.message import DecodeError
+        from engine.wire import UNREADABLE
 
         try:
             items = decode()
-        # protobuf written in Python raises UnicodeDecodeError for text that is not UTF-8.
-        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (*UNREADABLE, RecursionError) as error:
             raise ValueError(f"not a {self._message}: {error}") from None
         readers = zip(self._made, self._readers, strict=True)
         return tuple(made(map(read, items)) for made, read in readers)
