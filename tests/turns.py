@@ -11,6 +11,12 @@ _TURN = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 _BEGINS = ("call", "c_call")
 
 
+async def take_turns(count: int) -> None:
+    """Let the event loop take some turns, however long each takes."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 class TurnGauge:
     """Count the turns of this thread's event loop, and the function calls in the longest of them."""
 

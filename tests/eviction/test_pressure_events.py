@@ -15,6 +15,7 @@ import pytest
 
 from engine.eviction.pressure_events import TRIGGERS, PressureEvents
 from engine.host.cgroupfs.mounts import readable_mounts
+from tests.turns import take_turns
 from tests.waiting import eventually
 
 MOUNTS = readable_mounts()
@@ -94,8 +95,7 @@ async def test_a_removed_cgroup_wakes_once_and_is_dropped(group: Path):
     await asyncio.to_thread(group.rmdir)
     await eventually(lambda: not events.watched)
     seen = len(wakes)
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await take_turns(20)
     assert len(wakes) == seen >= 1
     events.stop()
 

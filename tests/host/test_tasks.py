@@ -11,6 +11,7 @@ from engine.api.duration import RetryDelays
 from engine.host import tasks as tasks_module
 from engine.host.tasks import BackgroundTask, Completion, Tasks
 from engine.metrics import Registry
+from tests.turns import take_turns
 
 
 @pytest.fixture(autouse=True)
@@ -24,11 +25,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-async def turns(count: int = 20) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_it_runs_until_it_is_stopped():
@@ -46,7 +42,7 @@ async def test_it_runs_until_it_is_stopped():
     await task.stop()
     assert tasks.health() == []
     task.start(work)
-    await turns()
+    await take_turns(20)
     assert steps == ["begun"]
     assert tasks.health() == [("worker", None)]
     await task.stop()
@@ -79,7 +75,7 @@ async def test_whatever_it_raises_it_is_started_again(failure: BaseException):
     task = tasks.task("worker")
     work = Faulty(task, failure)
     task.start(work)
-    await turns()
+    await take_turns(20)
     assert work.runs == 2
     assert tasks.failures.values == {("worker",): 1}
     assert task.trouble() is None
@@ -102,12 +98,12 @@ async def test_a_repeated_failure_is_logged_once_and_named_by_health(
 
     with caplog.at_level(logging.INFO):
         task.start(work)
-        await turns(50)
+        await take_turns(50)
         assert tasks.health() == [("worker", "ValueError: broken")]
         assert [r.message for r in caplog.records] == ["worker failed and will be retried"]
         assert "broken" in caplog.text
         go.set()
-        await turns()
+        await take_turns(20)
     assert tasks.health() == [("worker", None)]
     assert caplog.records[-1].message == "worker works again"
     await task.stop()
@@ -126,17 +122,17 @@ async def test_one_that_waits_is_well_and_one_that_stays_in_a_step_is_stuck():
         await asyncio.Event().wait()
 
     task.start(work)
-    await turns()
+    await take_turns(20)
     clock.now = 1e6
     assert task.trouble() is None
     go.set()
-    await turns()
+    await take_turns(20)
     clock.now += 10.0
     assert task.trouble() is None
     clock.now += 5.0
     assert task.trouble() == "stuck: its step should have ended 5 s ago"
     done.set()
-    await turns()
+    await take_turns(20)
     assert task.trouble() is None
     await task.stop()
 
@@ -147,7 +143,7 @@ async def test_work_that_returns_is_done_and_well():
 
     task = Tasks().task("worker")
     task.start(work)
-    await turns()
+    await take_turns(20)
     assert task.trouble() is None
     await task.stop()
 
@@ -158,10 +154,10 @@ async def test_a_cancelled_task_is_unhealthy():
 
     task = Tasks().task("worker")
     task.start(work)
-    await turns()
+    await take_turns(20)
     running = next(each for each in asyncio.all_tasks() if each.get_name() == "worker")
     running.cancel()
-    await turns()
+    await take_turns(20)
     assert task.trouble() == "ended"
     await task.stop()
 
@@ -189,7 +185,7 @@ async def test_transient_tasks_are_awaited_cancelled_and_their_failures_reported
     assert "errand first failed" in caplog.text
     assert "no such door" in caplog.text
     waiting = passing.start(work("waits"))
-    await turns()
+    await take_turns(20)
     await passing.stop()
     assert waiting.cancelled()
     early = passing.start(work("waits"))
@@ -200,9 +196,9 @@ async def test_transient_tasks_are_awaited_cancelled_and_their_failures_reported
 async def test_a_completion_ends_every_wait_once():
     completion = Completion()
     early = [asyncio.create_task(completion.wait()) for _ in range(2)]
-    await turns()
+    await take_turns(20)
     early[0].cancel()
-    await turns()
+    await take_turns(20)
     assert early[0].cancelled()
     assert not early[1].done()
     completion.set()

@@ -16,6 +16,7 @@ from engine.api.pod import Pod
 from engine.metrics import Registry
 from engine.probes.manager import ProbeManager, ProbeResult
 from tests.contexts import node_context
+from tests.turns import take_turns
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -86,15 +87,10 @@ async def serving(
         server.close()
         # Connections that were accepted before reach `handle` within a few turns of the event loop, and
         # aborted ones close within a few. On a busy machine, one turn may take longer than any sleep.
-        await _turns(10)
+        await take_turns(10)
         for task in list(tasks):
             task.cancel()
-        await _turns(10)
-
-
-async def _turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
+        await take_turns(10)
 
 
 def replying(*parts: bytes, pause: float = 0.0, requests: list[bytes] | None = None) -> Handler:

@@ -35,7 +35,7 @@ from tests.endless import (
 from tests.ports import free_port
 from tests.server.secured import Secured, SecuredView, Shown, configured
 from tests.server.served import Served, View
-from tests.turns import TurnGauge
+from tests.turns import TurnGauge, take_turns
 from tests.waiting import eventually
 
 MOST_CALLS = 60_000
@@ -112,8 +112,7 @@ def check_turns(served: Served, lease: LeaseController) -> CheckTurns:
             answered = gauge.turns
             assert await lease.renew()
             renewed = gauge.turns
-            for _ in range(50):
-                await asyncio.sleep(0)
+            await take_turns(50)
         assert gauge.most < MOST_CALLS
         assert answered < MOST_TURNS
         assert renewed < 20 * MOST_TURNS, "the server answers from this loop too"

@@ -80,23 +80,33 @@ def prometheus(directory: Path, recording: Recording, *options: str, settings: s
     configuration = directory / "prometheus.yml"
     configuration.write_text(f"scrape_configs: []\n{settings}")
     address = free_address()
-    log = (directory / "log").open("wb")
-    server = subprocess.Popen(
-        ["prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={data}",
-         f"--web.listen-address={address}", "--storage.tsdb.retention.time=10y", *options],
-        stdout=subprocess.DEVNULL, stderr=log,
-    )  # fmt: skip
+    command = [
+        "prometheus",
+        f"--config.file={configuration}",
+        f"--storage.tsdb.path={data}",
+        f"--web.listen-address={address}",
+        "--storage.tsdb.retention.time=10y",
+        *options,
+    ]
+    with running(command, directory / "log", f"http://{address}/-/ready"):
+        yield f"http://{address}"
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path, ready: str) -> Iterator[None]:
+    """Run a server that logs to a file; yield once the URL `ready` answers, and end the server afterwards."""
+    with log.open("wb") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=file)
     try:
         until = time.monotonic() + PATIENCE
-        while not answers(f"http://{address}/-/ready"):
-            assert server.poll() is None, (directory / "log").read_text()
-            assert time.monotonic() < until
+        while not answers(ready):
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
             time.sleep(0.1)
-        yield f"http://{address}"
+        yield
     finally:
         server.terminate()
         server.wait(PATIENCE)
-        log.close()
 
 
 def answers(request: str | Request) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,19 +15,18 @@ import numpy as np
 import pytest
 
 from engine.api.errors import InvalidInput, Refused
+from engine.api.protobuf.pods import _sized, _varint
 from engine.plan.history.history import History
 from engine.plan.snapshot.faults import FaultLog
 from tests.plan.use.made_up_use import (
     assert_same_values,
     by_series,
     collected,
-    made_up_use,
     needs_prometheus,
     read,
     said,
 )
-from tests.plan.use.recorded import Recording, answers, free_address, prometheus
-from tests.waiting import PATIENCE
+from tests.plan.use.recorded import Recording, answers, free_address, running
 
 MIMIR = os.environ.get("MIMIR") or "mimir"
 TENANT = "team-a"
@@ -40,13 +37,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def use() -> Recording:
-    return made_up_use()
-
-
-@pytest.fixture(scope="module")
-def server(use: Recording, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with mimir(tmp_path_factory.mktemp("mimir"), use) as address:
+def tenants(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield the address of a Mimir in which one tenant has the recording."""
+    with mimir(tmp_path_factory.mktemp("mimir"), recording) as address:
         yield address
 
 
@@ -54,23 +47,13 @@ def server(use: Recording, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def mimir(directory: Path, recording: Recording, *options: str) -> Iterator[str]:
     """Serve a recording of one tenant; yield the address of the query API."""
     address = free_address()
-    arguments = [*_stored_in(directory), *_reached_at(address), *options]
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen([MIMIR, *arguments], stdout=log, stderr=log, cwd=directory)
-    try:
-        until = time.monotonic() + PATIENCE
-        while not answers(f"http://{address}/ready"):
-            assert process.poll() is None, (directory / "log").read_text()[-2000:]
-            assert time.monotonic() < until, (directory / "log").read_text()[-2000:]
-            time.sleep(0.2)
+    command = [MIMIR, *_stored_in(directory), *_reached_at(address), *options]
+    with running(command, directory / "log", f"http://{address}/ready"):
         for body in written(recording):
             headers = {"X-Scope-OrgID": TENANT, "Content-Encoding": "snappy"}
             push = f"http://{address}/api/v1/push"
             assert answers(Request(push, data=body, headers=headers, method="POST"))
         yield f"http://{address}/prometheus"
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
 
 
 def _stored_in(directory: Path) -> list[str]:
@@ -140,17 +123,9 @@ def written(recording: Recording) -> Iterator[bytes]:
         yield _snappy(series)
 
 
-def _varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 127:
-        found.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*found, number])
-
-
 def _field(number: int, data: bytes) -> bytes:
     """Return a length-delimited protobuf field."""
-    return bytes([number << 3 | 2]) + _varint(len(data)) + data
+    return bytes([number << 3 | 2]) + _sized(data)
 
 
 def _snappy(data: bytes) -> bytes:
@@ -164,28 +139,25 @@ def of_tenant(address: str, faults: FaultLog, tenant: str = TENANT, **options: A
 
 
 @needs_prometheus
-def test_it_gives_the_same_values_as_prometheus(use: Recording, server: str, tmp_path: Path) -> None:
-    with prometheus(tmp_path, use) as address:
-        first = by_series(collected(address, FaultLog()))
+def test_it_gives_the_same_values_as_prometheus(tenants: str, server: str) -> None:
     faults = FaultLog()
-    other = by_series(of_tenant(server, faults))
-    assert_same_values(first, other)
+    assert_same_values(by_series(collected(server, FaultLog())), by_series(of_tenant(tenants, faults)))
     assert said(faults, "has gaps") == {"container shop/gap-0/app"}
     assert said(faults, "series at once") == {"container shop/twice-0/app"}
 
 
-def test_a_tenant_must_be_named_and_has_its_own_use(server: str) -> None:
+def test_a_tenant_must_be_named_and_has_its_own_use(tenants: str) -> None:
     with pytest.raises(Refused, match=r"401.*no org id.*--header X-Scope-OrgID"):
-        of_tenant(server, FaultLog(), "")
+        of_tenant(tenants, FaultLog(), "")
     with pytest.raises(InvalidInput, match="has no series of container_memory"):
-        of_tenant(server, FaultLog(), "team-b")
+        of_tenant(tenants, FaultLog(), "team-b")
 
 
-def test_refusals_name_the_query_or_the_path(server: str) -> None:
+def test_refusals_name_the_query_or_the_path(tenants: str) -> None:
     with pytest.raises(Refused, match=r"parse error|unexpected"):
-        of_tenant(server, FaultLog(), matchers='pod="')
+        of_tenant(tenants, FaultLog(), matchers='pod="')
     with pytest.raises(Refused, match="the URL may have another path"):
-        of_tenant(server.removesuffix("/prometheus"), FaultLog())
+        of_tenant(tenants.removesuffix("/prometheus"), FaultLog())
 
 
 @pytest.mark.parametrize(
@@ -196,9 +168,9 @@ def test_refusals_name_the_query_or_the_path(server: str) -> None:
     ],
 )
 def test_its_limits_are_met_by_smaller_pieces(
-    option: str, refusal: str, use: Recording, tmp_path: Path
+    option: str, refusal: str, recording: Recording, tmp_path: Path
 ) -> None:
-    with mimir(tmp_path, use, option) as address:
+    with mimir(tmp_path, recording, option) as address:
         faults = FaultLog()
         history = of_tenant(address, faults)
     assert f"err-mimir-{refusal}" in (tmp_path / "log").read_text(), "the limit must have been exceeded"

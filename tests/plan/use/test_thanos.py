@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,9 +12,8 @@ import numpy as np
 import pytest
 
 from engine.plan.snapshot.faults import FaultLog
-from tests.plan.use.made_up_use import by_series, collected, made_up_use, needs_prometheus, read, said
-from tests.plan.use.recorded import Recording, answers, free_address, prometheus
-from tests.waiting import PATIENCE
+from tests.plan.use.made_up_use import by_series, collected, needs_prometheus, read, said
+from tests.plan.use.recorded import Recording, free_address, prometheus, running
 
 THANOS = os.environ.get("THANOS") or "thanos"
 REPLICA = "prometheus_replica"
@@ -30,12 +27,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def use() -> Recording:
-    return made_up_use()
-
-
-@pytest.fixture(scope="module")
-def stores(use: Recording, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def stores(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Run two replicas of a Prometheus, each with a sidecar; yield the addresses of the sidecars.
 
     The second replica was down for an hour.
@@ -43,8 +35,8 @@ def stores(use: Recording, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     directory = tmp_path_factory.mktemp("thanos")
     with ExitStack() as stack:
         yield [
-            stack.enter_context(_replica(directory / name, name, recording))
-            for name, recording in (("a", use), ("b", _with_a_pause(use)))
+            stack.enter_context(_replica(directory / name, name, scraped))
+            for name, scraped in (("a", recording), ("b", _with_a_pause(recording)))
         ]
 
 
@@ -76,18 +68,9 @@ def _replica(directory: Path, name: str, recording: Recording) -> Iterator[str]:
 def _thanos(directory: Path, *arguments: str) -> Iterator[str]:
     """Run a part of Thanos until it is ready; yield the address of its HTTP API."""
     address = free_address()
-    with (directory / f"{arguments[0]}.log").open("w+b") as log:
-        process = subprocess.Popen([THANOS, *arguments, f"--http-address={address}"], stdout=log, stderr=log)
-        try:
-            until = time.monotonic() + PATIENCE
-            while not answers(f"http://{address}/-/ready"):
-                assert process.poll() is None, Path(log.name).read_text()
-                assert time.monotonic() < until
-                time.sleep(0.1)
-            yield f"http://{address}"
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
+    command = [THANOS, *arguments, f"--http-address={address}"]
+    with running(command, directory / f"{arguments[0]}.log", f"http://{address}/-/ready"):
+        yield f"http://{address}"
 
 
 @contextmanager
@@ -103,9 +86,9 @@ MERGED = f"--query.replica-label={REPLICA}"
 
 
 def test_replicas_become_one_series_without_the_pause_of_one(
-    use: Recording, stores: list[str], tmp_path: Path
+    recording: Recording, stores: list[str], tmp_path: Path
 ) -> None:
-    with prometheus(tmp_path, use) as address:
+    with prometheus(tmp_path, recording) as address:
         alone = by_series(collected(address, FaultLog()))
     faults = FaultLog()
     with query(tmp_path, stores, MERGED) as address:

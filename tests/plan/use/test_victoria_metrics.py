@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,40 +17,29 @@ from tests.plan.use.made_up_use import (
     assert_same_values,
     by_series,
     collected,
-    made_up_use,
     needs_prometheus,
     read,
     said,
 )
-from tests.plan.use.recorded import Recording, answers, free_address, prometheus
-from tests.waiting import PATIENCE
+from tests.plan.use.recorded import Recording, answers, free_address, prometheus, running
 
 needs_victoria_metrics = pytest.mark.skipif(
     shutil.which("victoria-metrics") is None, reason="needs victoria-metrics"
 )
 
 
-@pytest.fixture(scope="module")
-def use() -> Recording:
-    return made_up_use()
-
-
 @contextmanager
 def victoria_metrics(directory: Path, recording: Recording, *options: str) -> Iterator[str]:
     """Serve a recording; yield the address of the server."""
     address = free_address()
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(
-            ["victoria-metrics", f"-storageDataPath={directory / 'data'}", f"-httpListenAddr={address}",
-             "-retentionPeriod=100y", *options],
-            stdout=subprocess.DEVNULL, stderr=log,
-        )  # fmt: skip
-    try:
-        until = time.monotonic() + PATIENCE
-        while not answers(f"http://{address}/health"):
-            assert process.poll() is None, (directory / "log").read_text()
-            assert time.monotonic() < until
-            time.sleep(0.1)
+    command = [
+        "victoria-metrics",
+        f"-storageDataPath={directory / 'data'}",
+        f"-httpListenAddr={address}",
+        "-retentionPeriod=100y",
+        *options,
+    ]
+    with running(command, directory / "log", f"http://{address}/health"):
         lines = []
         for line in recording.text():
             if not line.startswith("#"):
@@ -62,19 +49,16 @@ def victoria_metrics(directory: Path, recording: Recording, *options: str) -> It
         answers(Request(f"http://{address}/api/v1/import/prometheus", data=data, method="POST"))
         answers(f"http://{address}/internal/force_flush")
         yield f"http://{address}"
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
 
 
 @needs_victoria_metrics
 @needs_prometheus
-def test_both_servers_give_the_same_values(use: Recording, tmp_path: Path) -> None:
-    with prometheus(tmp_path, use) as address:
+def test_both_servers_give_the_same_values(recording: Recording, tmp_path: Path) -> None:
+    with prometheus(tmp_path, recording) as address:
         first = by_series(collected(address, FaultLog()))
     faults, directory = FaultLog(), tmp_path / "victoria"
     directory.mkdir()
-    with victoria_metrics(directory, use) as address:
+    with victoria_metrics(directory, recording) as address:
         other = by_series(collected(address, faults))
         assert by_series(collected(f"{address}/prometheus", FaultLog())).keys() == other.keys()
     assert_same_values(first, other)
@@ -83,8 +67,8 @@ def test_both_servers_give_the_same_values(use: Recording, tmp_path: Path) -> No
 
 
 @needs_victoria_metrics
-def test_its_limit_of_points_is_met_by_smaller_pieces(use: Recording, tmp_path: Path) -> None:
-    with victoria_metrics(tmp_path, use, "-search.maxPointsPerTimeseries=10") as address:
+def test_its_limit_of_points_is_met_by_smaller_pieces(recording: Recording, tmp_path: Path) -> None:
+    with victoria_metrics(tmp_path, recording, "-search.maxPointsPerTimeseries=10") as address:
         faults = FaultLog()
         history = collected(address, faults)
     assert not np.isnan(read(history, "shop/plain-0", "memory")).any()
@@ -92,17 +76,17 @@ def test_its_limit_of_points_is_met_by_smaller_pieces(use: Recording, tmp_path: 
 
 
 @needs_victoria_metrics
-def test_a_limit_that_no_query_meets_is_said_in_its_own_words(use: Recording, tmp_path: Path) -> None:
+def test_a_limit_that_no_query_meets_is_said_in_its_own_words(recording: Recording, tmp_path: Path) -> None:
     with (
-        victoria_metrics(tmp_path, use, "-search.maxSamplesPerQuery=20") as address,
+        victoria_metrics(tmp_path, recording, "-search.maxSamplesPerQuery=20") as address,
         pytest.raises(Refused, match="maxSamplesPerQuery"),
     ):
         collected(address, FaultLog())
 
 
 @needs_victoria_metrics
-def test_refusals_name_the_query_or_the_path(use: Recording, tmp_path: Path) -> None:
-    with victoria_metrics(tmp_path, use) as address:
+def test_refusals_name_the_query_or_the_path(recording: Recording, tmp_path: Path) -> None:
+    with victoria_metrics(tmp_path, recording) as address:
         with pytest.raises(Refused, match="cannot find closing quote"):
             collected(address, FaultLog(), matchers='pod="')
         with pytest.raises(InvalidInput, match="that match pod"):
