@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.api.pod import Pod, ResourceList
-from engine.api.quantity import ZERO, Quantity
+from engine.api.quantity import ZERO
 from engine.api.resources import CPU, MEMORY
 
 GUARANTEED = "Guaranteed"
@@ -60,16 +60,18 @@ def compute_qos_class(pod: Pod) -> str:
 
 
 def _has_both(amounts: ResourceList) -> bool:
-    return amounts.get(CPU, ZERO) > ZERO and amounts.get(MEMORY, ZERO) > ZERO
+    return amounts.get(CPU, ZERO).nano > 0 and amounts.get(MEMORY, ZERO).nano > 0
 
 
-def _compute_amounts(amounts: Iterable[ResourceList]) -> dict[str, Quantity]:
-    total: dict[str, Quantity] = {}
+def _compute_amounts(amounts: Iterable[ResourceList]) -> dict[str, int]:
+    """Sum the positive amounts of CPU and memory, in thousand-millionths of a unit."""
+    total: dict[str, int] = {}
     for resources in amounts:
         for name in _COMPUTE:
-            quantity = resources.get(name, ZERO)
-            if quantity > ZERO:
-                total[name] = total.get(name, ZERO) + quantity
+            # Plain integers, because the planner computes the class of each pod on each node.
+            nano = resources.get(name, ZERO).nano
+            if nano > 0:
+                total[name] = total.get(name, 0) + nano
     return total
 
 
