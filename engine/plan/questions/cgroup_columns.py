@@ -81,8 +81,7 @@ def cgroup_columns(
     cpu, memory = (_capacity(snapshot, name) for name in ("cpu", "memory"))
     nodes = _resolve(configurations, cpu, memory, snapshot.reading("pid_max"), version)
     containers, owner, names = _containers(snapshot)
-    columns = snapshot.tables.columns
-    columns = msgspec.structs.replace(columns, limits=_bounded(columns.limits, rows))
+    columns = msgspec.structs.replace(snapshot.tables.columns, limits=_bounded(snapshot.limits(), rows))
     count = snapshot.placed
     shapes = ((5, count), (7, len(owner)), (7, snapshot.node_count))
     found = BulkValues(*(np.zeros(shape, np.int64) for shape in shapes))

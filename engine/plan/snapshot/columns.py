@@ -184,7 +184,8 @@ class Snapshot:
 
     def _per_pods(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Return int64[names, placed]: template columns expanded to the placed pods."""
-        template = self.column("template")
+        # NumPy would convert other indices for each name.
+        template = self.column("template").astype(np.intp)
         spread = np.empty((len(names), len(template)), np.int64)
         for row, name in zip(spread, names, strict=True):
             self.templates[name].to_numpy().take(template, out=row, mode="clip")
@@ -214,16 +215,22 @@ class Snapshot:
                 found = np.where(found < 0, values, found)
         return found
 
+    def limits(self) -> NDArray[np.int64]:
+        """Return int64[3, placed]: the pods' limits of CPU, memory and ephemeral storage, as in `PodColumns`.
+
+        `tables` leaves them out, because only cgroup values depend on them.
+        """
+        return self._per_pods([f"limit/{name}" for name in ("cpu", "memory", "ephemeral-storage")])
+
     @cached_property
     def tables(self) -> ClusterTables:
-        """Return the placed pods as kernels read them."""
+        """Return the placed pods as kernels read them, with limits of zero."""
         names = self.resources.names
         self.pods.select(_TABLE_COLUMNS)
         requests = self._per_pods([f"request/{name}" for name in names])
         same = all(self.templates[f"request/{n}"].equals(self.templates[f"ranking/{n}"]) for n in names)
         ranking = requests if same else self._per_pods([f"ranking/{name}" for name in names])
         flags = self.column("flags") | self.templates["flags"].to_numpy()[self.column("template")]
-        limits = self._per_pods([f"limit/{name}" for name in ("cpu", "memory", "ephemeral-storage")])
         allocatable = np.stack([self.allocatable(name) for name in names])
         allocatable[:3] = np.maximum(allocatable[:3], 0)
         tables = ClusterTables.from_arrays(
@@ -234,7 +241,6 @@ class Snapshot:
             requests=requests,
             resources=self.resources,
             ranking=ranking,
-            limits=limits,
             qos=self.column("qos"),
             priority=self.column("priority"),
             flags=flags.astype(np.uint8),
