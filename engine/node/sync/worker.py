@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
@@ -451,7 +452,9 @@ class PodWorker:
             try:
                 await attempt()
             except Exception as error:
-                delay = await self._failed(error, doing)
+                # A killed process stays in its cgroup for a moment: the first such refusal needs no event.
+                passing = isinstance(error, Refused) and error.errno == errno.EBUSY and not self._failures
+                delay = await self._failed(error, doing, event=not passing)
                 for refusal in self._refusals:
                     if not refusal.done():
                         refusal.set_exception(_as_ours(error, self._state.pod))
@@ -459,14 +462,17 @@ class PodWorker:
             else:
                 return
 
-    async def _failed(self, error: Exception, doing: str = "syncing") -> float:
-        """Report a failure, once while it stays the same; return the seconds until the next attempt."""
+    async def _failed(self, error: Exception, doing: str = "syncing", *, event: bool = True) -> float:
+        """Report a failure, once while it stays the same; return the seconds until the next attempt.
+
+        Without `event` it counts only for the delay.
+        """
         services = self._services
         services.runtime.watch.relist_soon()  # the runtime may have acted nevertheless
         expected = isinstance(error, KubengineError | OSError)
         if not expected:
             services.context.tasks.failures.inc("pod-worker")
-        if str(error) != self._reported_failure:
+        if event and str(error) != self._reported_failure:
             self._reported_failure = str(error)
             if not expected:
                 log.error("pod %s: unexpected error", self._state.pod.full_name, exc_info=error)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from engine.api.documents import convert
+from engine.api.duration import RetryDelays
+from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Pod
+from engine.cgroups.disabled import NoCgroups
 from engine.node.sources.pod_sink import MANIFESTS
 from engine.node.sync.stopping import ends_before
 from engine.runtime.hollow import HollowRuntime
@@ -177,3 +183,25 @@ async def test_a_container_has_two_seconds_even_if_its_pod_gets_less_while_it_en
     node.running.pods.remove_pod(pod.uid, MANIFESTS, 1)
     await eventually(sooner.is_set)
     assert graces == [30, 2]
+
+
+@pytest.mark.parametrize(("refusals", "events"), [(1, 0), (2, 1), (4, 1)])
+async def test_a_cgroup_that_is_busy_for_a_moment_causes_no_event(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, refusals: int, events: int
+):
+    tries = 0
+
+    def remove_pod(self: NoCgroups, uid: str, *, kill: bool = True, wait: float = 0.0) -> None:
+        nonlocal tries
+        tries += 1
+        if tries <= refusals:
+            raise Refused("processes are left in it", subject=uid, errno=errno.EBUSY)
+
+    monkeypatch.setattr(NoCgroups, "remove_pod", remove_pod)
+    monkeypatch.setattr("engine.node.sync.sync.RETRIES", RetryDelays(0.01, 0.01))
+    await rig.start()
+    manifest = rig.write("p", {"containers": [container()]})
+    await eventually(lambda: rig.phase("p") == "Running")
+    manifest.unlink()
+    await eventually(lambda: tries > refusals)
+    assert rig.reasons().count("FailedSync") == events
