@@ -61,6 +61,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+@pytest.fixture(autouse=True, scope="module")
+def caches_are_frozen(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Exempt what outlives a module from the collections after each later test.
+
+    The traceback of a failed test holds what the test opened, which a later collection should free.
+    """
+    yield
+    gc.collect()
+    if not request.session.testsfailed:
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def leaks_are_ones_own() -> Iterator[None]:
     """Collect garbage after each test, so that a leak is found in the test that made it."""
