@@ -96,17 +96,25 @@ class PressureEvents:
 
     def _on_event(self) -> None:
         assert self._poll is not None
-        for descriptor, _events in self._poll.poll(0):
-            try:
-                _read(descriptor)
-            except OSError as error:  # the cgroup is gone and would report that forever
-                name = self._files.pop(descriptor)
-                log.info(
-                    "memory notifications from %s have ended: %s", self._directory / name, error.strerror
-                )
-                self._poll.unregister(descriptor)
-                os.close(descriptor)
+        reported = [descriptor for descriptor, _events in self._poll.poll(0)]
+        if not all(self._continues(descriptor) for descriptor in reported):
+            # Linux 6.1 reports through `memory.pressure` alone that a cgroup is gone.
+            for descriptor in list(self._files):
+                self._continues(descriptor)
         self._wake()
+
+    def _continues(self, descriptor: int) -> bool:
+        """Read a file, and stop watching it if its cgroup is gone, which it would report forever."""
+        assert self._poll is not None
+        try:
+            _read(descriptor)
+        except OSError as error:
+            name = self._files.pop(descriptor)
+            log.info("memory notifications from %s have ended: %s", self._directory / name, error.strerror)
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+            return False
+        return True
 
 
 def _read(descriptor: int) -> None:

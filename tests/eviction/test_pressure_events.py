@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -98,6 +99,47 @@ async def test_a_removed_cgroup_wakes_once_and_is_dropped(group: Path):
     await take_turns(20)
     assert len(wakes) == seen >= 1
     events.stop()
+
+
+async def test_a_removed_cgroup_that_one_file_reports_is_dropped(tmp_path, monkeypatch):
+    """Simulate Linux 6.1, which reports through memory.pressure alone that the cgroup is gone."""
+    for name in ("memory.pressure", "memory.events.local"):
+        (tmp_path / name).write_text("")
+    reader, writer = os.pipe()
+    registered: list[int] = []
+
+    class Epoll:
+        def register(self, descriptor: int, mask: int) -> None:
+            registered.append(descriptor)
+
+        def unregister(self, descriptor: int) -> None:
+            registered.remove(descriptor)
+
+        def fileno(self) -> int:
+            return reader
+
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            os.read(reader, 1)
+            return [(registered[0], select.EPOLLERR)]
+
+        def close(self) -> None:
+            os.close(reader)
+
+    def gone(*_: object) -> bytes:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    wakes: list[None] = []
+    refusing(monkeypatch, lambda trigger: 0)
+    monkeypatch.setattr(select, "epoll", Epoll)
+    events = PressureEvents(tmp_path, lambda: wakes.append(None))
+    events.start()
+    assert events.watched == {"memory.pressure", "memory.events.local"}
+    monkeypatch.setattr(os, "pread", gone)
+    os.write(writer, b".")
+    await eventually(lambda: wakes)
+    assert (events.watched, registered) == (set(), [])
+    events.stop()
+    os.close(writer)
 
 
 @pytest.mark.parametrize("refusal", [errno.EOPNOTSUPP, errno.EPERM, errno.ENODEV, errno.EBUSY])
