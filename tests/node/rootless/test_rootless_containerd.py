@@ -65,6 +65,8 @@ def _wait_for_its_namespace(process: subprocess.Popen[str]) -> None:
 
 
 def test_a_node_runs_pods_on_a_rootless_containerd() -> None:
+    # The program mounts a file system of its own there; CNI's plugins create it for a machine's first pod.
+    Path("/var/lib/cni").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kr-") as name:
         directory = Path(name)
         os.chown(directory, USER, USER)
