@@ -64,7 +64,7 @@ def _has_both(amounts: ResourceList) -> bool:
 
 
 def _compute_amounts(amounts: Iterable[ResourceList]) -> dict[str, int]:
-    """Sum the positive amounts of CPU and memory, in thousand-millionths of a unit."""
+    """Sum the positive amounts of CPU and memory in nano-units, as `Quantity.nano` has them."""
     total: dict[str, int] = {}
     for resources in amounts:
         for name in _COMPUTE:
