@@ -35,8 +35,8 @@ def the(rig, kind, name):
     return found
 
 
-def burstable():
-    return container(resources={"requests": {"memory": "16Mi", "cpu": "10m"}})
+def burstable(memory="16Mi"):
+    return container(resources={"requests": {"memory": memory, "cpu": "10m"}})
 
 
 def running(rig, name):
@@ -117,8 +117,7 @@ async def test_an_eviction_names_the_threshold_and_the_measured_value(tmp_path, 
     rig.section = KubengineConfiguration(eviction=EvictionSection(interval=Duration(0.05)))
     await rig.start()
     try:
-        small = container(resources={"requests": {"memory": "1Mi"}})
-        rig.write("greedy", {"containers": [small]}, **API)
+        rig.write("greedy", {"containers": [burstable("1Mi")]}, **API)
         await eventually(lambda: outcomes(rig, "eviction", "default/greedy"))
         evicted = the(rig, "eviction", "default/greedy")
         assert evicted.reason.startswith("The node was low on resource: memory. ")
