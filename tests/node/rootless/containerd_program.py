@@ -17,6 +17,8 @@ from engine import KubeletConfiguration, Node, Pod
 from engine.testing.containerd import Containerd
 from engine.testing.images import write_busybox
 
+LONGEST = 90
+"""Seconds that the pod may take until it is ready."""
 RUNS = "id -u; echo done > /memory/done; exec sleep 1000"
 
 
@@ -61,9 +63,14 @@ async def run(directory: Path, containerd: Containerd) -> dict[str, Any]:
     node = Node(config=config, runtime_endpoint=str(containerd.socket), root=directory / "root", name="n1")
     await node.start()
     shown: list[Pod] = []
-    while not any(status.ready for each in shown for status in each.status.container_statuses or ()):
-        await asyncio.sleep(0.1)
-        shown = node.pods()
+    try:
+        async with asyncio.timeout(LONGEST):
+            while not any(status.ready for each in shown for status in each.status.container_statuses or ()):
+                await asyncio.sleep(0.1)
+                shown = node.pods()
+    except TimeoutError:
+        log = containerd.log.read_text()[-4000:]
+        raise AssertionError(f"not ready within {LONGEST} s: {shown}; containerd: {log}") from None
     (log,) = logs.glob("*/*/*.log")
     seen = {
         "uid_map": [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()],
