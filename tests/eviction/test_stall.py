@@ -89,7 +89,8 @@ async def test_only_the_thrashing_pod_is_evicted(
     for pod in pods:
         (group / pod.uid).mkdir()
     data = f"/var/tmp/{group.name}"
-    process = thrash(data, group / hog.uid, MOUNTS.directory("memory", private_cgroup_root))
+    # The pod's group is last: on cgroup v2 both are in one hierarchy, and a process is in one group of it.
+    process = thrash(data, MOUNTS.directory("memory", private_cgroup_root), group / hog.uid)
 
     async def kill(pod, _end):
         process.kill()
