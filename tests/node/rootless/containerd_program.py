@@ -69,8 +69,8 @@ async def run(directory: Path, containerd: Containerd) -> dict[str, Any]:
                 await asyncio.sleep(0.1)
                 shown = node.pods()
     except TimeoutError:
-        log = containerd.log.read_text()[-4000:]
-        raise AssertionError(f"not ready within {LONGEST} s: {shown}; containerd: {log}") from None
+        said = containerd.log.read_text()[-4000:]
+        raise AssertionError(f"not ready within {LONGEST} s: {shown}; containerd: {said}") from None
     (log,) = logs.glob("*/*/*.log")
     seen = {
         "uid_map": [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()],
