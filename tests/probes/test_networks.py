@@ -108,11 +108,19 @@ async def test_each_pod_is_asked_in_its_own_network(inside, server, empty):
         def outcomes(uid: str) -> dict[str, int]:
             return inside.manager.describe(uid)["probes"][0]["outcomes"]
 
-        await eventually(lambda: all(sum(outcomes(uid).values()) > 20 for uid in ("with", "without", "node")))
-        assert (
-            outcomes("with")["failure"] == outcomes("node")["failure"] == outcomes("without")["success"] == 0
-        )
-    assert inside.manager.describe()["loop"]["networks_entered"] > 40
+        def entered() -> int:
+            return inside.manager.describe()["loop"]["networks_entered"]
+
+        expected = {"with": "success", "without": "failure", "node": "success"}
+        await eventually(lambda: all(outcomes(uid)[each] > 20 for uid, each in expected.items()))
+        entered_before = entered()
+        succeeded = {uid: outcomes(uid)["success"] for uid in expected}
+        failed = {uid: outcomes(uid)["failure"] for uid in expected}
+        entered_after = entered()
+    assert failed["with"] == failed["node"] == succeeded["without"] == 0
+    # A probe that comes due before its network is open ends with an error and enters none. One probe of
+    # each pod may be under way.
+    assert entered_before - 2 <= succeeded["with"] + failed["without"] <= entered_after
 
 
 async def test_a_removed_sandbox_releases_its_network(inside, server):
