@@ -13,7 +13,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from engine.api.errors import Refused, Unavailable
-from engine.api.grpc_codes import DEADLINE_EXCEEDED, UNAVAILABLE, rpc_error
+from engine.api.grpc_codes import CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, rpc_error
 from engine.plugins.channel import Answer, PluginChannel, check_socket_path
 from engine.transport.grpc_channel import CallFailed
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
@@ -130,5 +130,7 @@ class Endpoint:
         try:
             return await self._channel.call(_SERVICE + method, request, answer, deadline)
         except CallFailed as error:
-            kind = Unavailable if error.status in (UNAVAILABLE, DEADLINE_EXCEEDED) else Refused
+            # A plugin that stops may cancel its calls before the connection ends.
+            transient = (UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED)
+            kind = Unavailable if error.status in transient else Refused
             raise kind(rpc_error(error.status, error.details), subject=self.resource) from None

@@ -6,13 +6,15 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import PodEnd
 from engine.runtime.hollow import HollowRuntime
-from engine.testing.device_plugin import DevicePluginFault, SampleAllocation
+from engine.testing.device_plugin import DevicePluginFault, SampleAllocation, SampleDevicePlugin
 from tests.devices.device_rig import GPU, DeviceRig
 from tests.node_rig import container
 from tests.waiting import eventually
@@ -154,6 +156,28 @@ async def test_a_plugin_that_dies_during_allocate_rejects_no_pod(rig):
     await plugin.stop()
     await eventually(lambda: rig.reason("patient") == "AwaitingDevicePlugin")
     await plugin.fail_with()
+    await plugin.start()
+    plugin.follow(rig.plugin_dir)
+    await eventually(lambda: rig.running("patient"))
+    assert "UnexpectedAdmissionError" not in rig.reasons()
+
+
+async def test_a_plugin_that_cancels_a_call_before_its_stream_ends_rejects_no_pod(rig, monkeypatch):
+    """A server that stops may cancel its calls first."""
+    asked = asyncio.Event()
+
+    async def cancel(self: SampleDevicePlugin, request: Any, context: grpc.aio.ServicerContext) -> None:
+        asked.set()
+        await context.abort(grpc.StatusCode.CANCELLED)
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(SampleDevicePlugin, "Allocate", cancel)
+        plugin = await rig.plugin(1)
+        rig.wants("patient")
+        await asked.wait()
+        await asyncio.sleep(0.1)
+        await plugin.stop()
+    await eventually(lambda: rig.reason("patient") == "AwaitingDevicePlugin")
     await plugin.start()
     plugin.follow(rig.plugin_dir)
     await eventually(lambda: rig.running("patient"))
