@@ -14,9 +14,10 @@ from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.testing.apiserver import ApiServer
 from tests.node_rig import Rig, container
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, eventually
 
 PODS = "/api/v1/namespaces/default/pods"
+NODE = "/api/v1/nodes/n1"
 Object = dict[str, Any]
 
 
@@ -31,6 +32,10 @@ class Cluster:
 
     def __init__(self, server: ApiServer, client: ApiClient) -> None:
         self.server, self.client = server, client
+
+    async def registered(self) -> None:
+        """Wait until the server has the Node, which a started agent registers a moment later."""
+        await eventually(lambda: self.server.list(NODE.rpartition("/")[0]) != [])
 
     async def run(
         self, name: str, node: str = "n1", *, annotations: Mapping[str, str] | None = None, **spec: Any

@@ -11,7 +11,7 @@ from engine.csi.paths import all_devices, pods_volumes, staged
 from engine.host.mountinfo import mounts_below
 from engine.node import Node
 from engine.testing.csi_driver import SampleCsiDriver
-from tests.cluster_rig import Cluster, Joined, Object
+from tests.cluster_rig import NODE, Cluster, Joined, Object
 from tests.node_rig import container
 from tests.waiting import eventually
 
@@ -129,7 +129,7 @@ class CsiRig:
         return found
 
     def node_ids(self) -> Object:
-        node = self.cluster.server.get("/api/v1/nodes/n1")
+        node = self.cluster.server.get(NODE)
         said: Object = json.loads(
             node["metadata"].get("annotations", {}).get("csi.volume.kubernetes.io/nodeid", "{}")
         )
@@ -137,7 +137,7 @@ class CsiRig:
 
     def in_use(self) -> list[str]:
         """Return the volumes that the Node's status reports in use."""
-        said: list[str] = self.cluster.server.get("/api/v1/nodes/n1")["status"].get("volumesInUse") or []
+        said: list[str] = self.cluster.server.get(NODE)["status"].get("volumesInUse") or []
         return said
 
     def messages(self, reason: str = "FailedMount") -> list[str]:

@@ -35,6 +35,18 @@ class ClaimsRig:
         assert self.joined.node is not None
         return self.joined.node
 
+    async def restart(self, policy: str) -> None:
+        """Restart the node with a policy of the topology manager.
+
+        A node that starts deletes its ResourceSlices. The node has done so when this returns, so it does not
+        delete what the test creates next.
+        """
+        await self.joined.stop()
+        self.joined.config.topology_manager_policy = policy
+        deleted = self.cluster.asked("DELETE", "resourceslices")
+        await self.joined.start()
+        await eventually(lambda: self.cluster.asked("DELETE", "resourceslices") > deleted)
+
     async def driver(self, name: str = DRIVER, **options: Any) -> SampleDraDriver:
         """Start a driver and wait until the node has registered it."""
         directory = self._directory / str(len(self.drivers))

@@ -43,6 +43,7 @@ async def csi(joined: Joined, cluster: Cluster, short: Path) -> AsyncIterator[Cs
     """Yield a started node with CSI drivers, which stop after it."""
     rig = CsiRig(joined, cluster, short / "d")
     await joined.start()
+    await cluster.registered()
     yield rig
     await joined.close()
     joined.node = None

@@ -14,7 +14,7 @@ from engine.wire import dra_v1_pb2 as wire
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
 from tests import records
-from tests.cluster_rig import PODS, Object
+from tests.cluster_rig import NODE, PODS, Object
 from tests.dra_rig import DRIVER, RESOURCE, ClaimsRig
 from tests.node_rig import container
 from tests.waiting import eventually
@@ -156,7 +156,8 @@ async def test_a_deleted_pod_whose_driver_is_gone_keeps_nothing_from_other_pods(
     """The scheduler no longer counts it: a pod that it sends instead must not wait for the driver."""
     driver = await claims.driver()
     claims.claim("gpu")
-    node = claims.cluster.server.get("/api/v1/nodes/n1")
+    await claims.cluster.registered()
+    node = claims.cluster.server.get(NODE)
     all_cpus = {"requests": {"cpu": node["status"]["allocatable"]["cpu"]}}
     asked = container(resources={"claims": [{"name": "gpu"}], **all_cpus})
     await claims.run("old", "gpu", containers=[asked], terminationGracePeriodSeconds=600)

@@ -193,9 +193,7 @@ def publish(claims: ClaimsRig, **nodes: int) -> None:
 async def test_a_pod_with_claims_on_different_nodes_is_rejected_with_their_locations(
     claims: ClaimsRig,
 ) -> None:
-    await claims.joined.stop()
-    claims.joined.config.topology_manager_policy = "single-numa-node"
-    await claims.joined.start()
+    await claims.restart("single-numa-node")
     await claims.driver()
     publish(claims, gpu=0, nic=1, other=1)
     for name in ("gpu", "nic", "other"):
@@ -212,9 +210,7 @@ async def test_a_pod_with_claims_on_different_nodes_is_rejected_with_their_locat
 
 @pytest.mark.usefixtures("two_nodes")
 async def test_a_pod_waits_for_slices_that_are_published_again(claims: ClaimsRig) -> None:
-    await claims.joined.stop()
-    claims.joined.config.topology_manager_policy = "restricted"
-    await claims.joined.start()
+    await claims.restart("restricted")
     await claims.driver()
     for name in ("gpu", "nic"):
         claims.claim(name)

@@ -9,7 +9,7 @@ from engine.cluster.client import ApiError
 from engine.csi.paths import attachment_name, unique_name
 from engine.host.mountinfo import mounts_below
 from engine.testing.csi_driver import SampleCsiDriver
-from tests.cluster.control_plane import Object
+from tests.cluster.control_plane import Object, shown
 from tests.cluster.scenes import NODE, Scene, is_ready
 from tests.node_rig import container
 from tests.waiting import eventually
@@ -89,6 +89,7 @@ async def clean(scene: Scene) -> None:
 async def test_pods_get_volumes_of_a_driver(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.node.volumes.volume_manager.EXPANSION_SECONDS", 0.0)
     admin = scene.plane.admin
+    await shown(admin, NODE, is_ready)
     await clean(scene)
     spec = {
         "attachRequired": True,

@@ -10,11 +10,9 @@ from engine.api.errors import Refused
 from engine.cri.client import RuntimeClient
 from engine.node.nodeinfo import addresses, pod_cidr
 from engine.runtime.hollow import HollowRuntime
-from tests.cluster_rig import Cluster, Joined, Object
+from tests.cluster_rig import NODE, Cluster, Joined, Object
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
-
-NODE = "/api/v1/nodes/n1"
 
 
 class Route:

@@ -15,7 +15,7 @@ from engine.runtime.hollow import HollowRuntime
 from engine.runtime.objects.records import READY
 from engine.testing.apiserver import ApiServerFault
 from engine.testing.apiserver.store import ObjectStore
-from tests.cluster_rig import PODS, Cluster, Joined, Object, condition
+from tests.cluster_rig import NODE, PODS, Cluster, Joined, Object, condition
 from tests.node_rig import container
 from tests.waiting import eventually
 
@@ -114,7 +114,8 @@ async def test_an_extended_resource_that_another_client_advertises_is_counted(
     await joined.start()
     amount = {"example.com/dongle": "2"}
     advertised = {"status": {"capacity": amount, "allocatable": amount}}
-    await cluster.client.patch("/api/v1/nodes/n1/status", advertised, Object)
+    await cluster.registered()
+    await cluster.client.patch(f"{NODE}/status", advertised, Object)
     assert joined.node is not None
     description = joined.node.running.description
     await eventually(lambda: "example.com/dongle" in description.judging().status.allocatable)
@@ -422,5 +423,6 @@ async def test_a_rejected_static_pod_is_tried_again_when_the_node_s_labels_chang
     joined.write("picky", {"containers": [container()], "nodeSelector": {"disk": "ssd"}})
     await eventually(lambda: joined.phase("picky") == "Failed")
     assert joined.pod("picky").status.reason == "NodeAffinity"
-    await cluster.client.patch("/api/v1/nodes/n1", {"metadata": {"labels": {"disk": "ssd"}}}, dict[str, Any])
+    await cluster.registered()
+    await cluster.client.patch(NODE, {"metadata": {"labels": {"disk": "ssd"}}}, dict[str, Any])
     await eventually(lambda: joined.phase("picky") == "Running")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.host.mountinfo import is_mount_point, mounted
-from tests.cluster_rig import Cluster, Joined, Object
+from tests.cluster_rig import NODE, Cluster, Joined, Object
 from tests.disks import disk
 from tests.intree_rig import IQN, HostTools
 from tests.node_rig import container
@@ -63,7 +63,8 @@ def published(joined: Joined, pod: Object, plugin: str, name: str = "v") -> Path
 async def attach(cluster: Cluster, name: str = LISTED) -> None:
     """Write what the attach-detach controller does of an iSCSI or Fibre Channel volume."""
     said = {"status": {"volumesAttached": [{"name": name, "devicePath": ""}]}}
-    await cluster.client.patch("/api/v1/nodes/n1/status", said, dict[str, Any])
+    await cluster.registered()
+    await cluster.client.patch(f"{NODE}/status", said, dict[str, Any])
 
 
 async def remove(cluster: Cluster, name: str = "p") -> None:
@@ -151,10 +152,11 @@ async def test_a_lun_is_used_once_it_is_listed_as_attached(
         cluster.server.create(f"{NAMESPACE}/secrets", {"metadata": {"name": "chap"}, "data": data})
         source = {**ISCSI["iscsi"], "chapAuthSession": True, "secretRef": {"name": "chap"}}
         await joined.start()
+        await cluster.registered()
         await run_with_volume(cluster, {"iscsi": source})
 
         def in_use() -> list[str]:
-            found: list[str] = cluster.server.get("/api/v1/nodes/n1")["status"].get("volumesInUse") or []
+            found: list[str] = cluster.server.get(NODE)["status"].get("volumesInUse") or []
             return found
 
         await eventually(lambda: in_use() == [LISTED])
