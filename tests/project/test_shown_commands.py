@@ -42,6 +42,7 @@ HELD = {
     "kubengine bench density ": "needs a cluster; tests/bench plays it on the test API server",
     "kubengine bench scale": "measures for minutes; tests/bench runs it on few pods",
     "PATH=$PWD/shims:$PATH ginkgo ": "needs the kubelet's own test suite, and hours",
+    "e2e_node.test ": "needs the kubelet's own test suite",
     "ginkgo --procs=4 ": "needs a cluster, Kubernetes' cluster suite, and an hour",
     "unshare --user ": "needs a delegated subtree of cgroup v2; tests/node/rootless runs its like in one",
     "kubengine probes bench ": "a thousand probes a second, all in time; tests/probes sends it fewer",
