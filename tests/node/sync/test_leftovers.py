@@ -14,8 +14,6 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
 
-ENDS = {"runtime.kubengine.dev/exit-after": "300ms"}
-
 
 @pytest.fixture
 async def running(
@@ -58,8 +56,12 @@ async def test_what_a_late_start_leaves_of_a_removed_pod_goes(running: Rig) -> N
     await eventually(lambda: not (running.root / "pods" / uid).exists())
 
 
-async def test_the_cgroup_of_a_pod_that_has_ended_goes_and_the_pod_stays(running: Rig) -> None:
-    _, uid, directories = await running_pod(running, "p", annotations=ENDS)
+async def test_the_cgroup_of_a_pod_that_has_ended_goes_and_the_pod_stays(
+    running: Rig, hollow: HollowRuntime
+) -> None:
+    _, uid, directories = await running_pod(running, "p")
+    (container_id,) = hollow.service.records.containers
+    hollow.end_container(container_id, exit_code=0)
     await eventually(lambda: running.phase("p") == "Succeeded")
     await eventually(lambda: uid not in cgroups(running).existing_pods())
     for directory in directories:

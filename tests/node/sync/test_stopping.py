@@ -85,11 +85,12 @@ async def test_all_hooks_begin_before_any_container_is_stopped(rig: Rig, hollow:
             {
                 "initContainers": [sidecar(name, **hooked(name)) for name in ("a", "b")],
                 "containers": [container("main", **hooked("main"))],
-                "activeDeadlineSeconds": 1,
                 "terminationGracePeriodSeconds": 600,
             },
             annotations={"runtime.kubengine.dev/stop-after": "20ms"},
         )
+        await eventually(lambda: rig.phase("hooked") == "Running")
+        await rig.node.kill_pod(rig.pod("hooked"), PodEnd("Evicted", "test"))
         await eventually(lambda: len(containers()) == len(names) and all(c.finished_at for c in containers()))
     assert asked == {"/a", "/b", "/main"}
     assert sorted(running_then) == ["a", "b", "main"]
