@@ -117,9 +117,12 @@ async def test_a_sidecar_waits_for_its_turn_only_within_its_grace_period(rig: Ri
     hollow.backend.stop_container = stop_container  # type: ignore[method-assign]
     await rig.start()
     spec = {"initContainers": [sidecar("side")], "containers": [container("main")]}
-    rig.write("slow", {**spec, "activeDeadlineSeconds": 1})
+    rig.write("slow", spec)
+    await eventually(lambda: rig.phase("slow") == "Running")
+    ending = asyncio.create_task(rig.node.kill_pod(rig.pod("slow"), PodEnd("Evicted", "test")))
     await eventually(lambda: running_then)
     assert sorted(running_then) == ["main", "side"]
+    await ending
 
 
 async def test_a_hook_runs_without_a_grace_period_only_when_the_whole_pod_ends(
