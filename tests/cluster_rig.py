@@ -35,7 +35,12 @@ class Cluster:
 
     async def registered(self) -> None:
         """Wait until the server has the Node, which a started agent registers a moment later."""
-        await eventually(lambda: self.server.list(NODE.rpartition("/")[0]) != [])
+        await eventually(lambda: self.server.list("/api/v1/nodes") != [])
+
+    def in_use(self) -> list[str]:
+        """Return the volumes that the Node's status reports in use."""
+        said: list[str] = self.server.get(NODE)["status"].get("volumesInUse") or []
+        return said
 
     async def run(
         self, name: str, node: str = "n1", *, annotations: Mapping[str, str] | None = None, **spec: Any

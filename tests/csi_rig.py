@@ -135,11 +135,6 @@ class CsiRig:
         )
         return said
 
-    def in_use(self) -> list[str]:
-        """Return the volumes that the Node's status reports in use."""
-        said: list[str] = self.cluster.server.get(NODE)["status"].get("volumesInUse") or []
-        return said
-
     def messages(self, reason: str = "FailedMount") -> list[str]:
         return [event.message for event in self.node.recorder if event.reason == reason]
 

@@ -11,7 +11,7 @@ import pytest
 
 from engine.csi.paths import attachment_name, unique_name
 from engine.testing.csi_driver import RPC
-from tests.cluster_rig import Object
+from tests.cluster_rig import NODE, Object
 from tests.csi_rig import CLAIMED, DRIVER, STORAGE, CsiRig
 from tests.waiting import eventually
 
@@ -68,8 +68,8 @@ async def test_an_attached_volume_is_waited_for_and_named_in_use(csi: CsiRig) ->
     csi.claim()
     driver = await csi.driver()
     await csi.ask(CLAIMED)
-    server, node = csi.cluster.server, "/api/v1/nodes/n1"
-    await eventually(lambda: csi.in_use() == [NAME])
+    server = csi.cluster.server
+    await eventually(lambda: csi.cluster.in_use() == [NAME])
     name = attachment_name("h1", DRIVER, "n1")
     attachment = {
         "metadata": {"name": name},
@@ -82,13 +82,13 @@ async def test_an_attached_volume_is_waited_for_and_named_in_use(csi: CsiRig) ->
     attached = {"attached": True, "attachmentMetadata": {"device": "/dev/x"}}
     server.update(f"{path}/status", {**server.get(path), "status": attached})
     said = {"status": {"volumesAttached": [{"name": NAME, "devicePath": ""}]}}
-    await csi.cluster.client.patch(f"{node}/status", said, Object)
+    await csi.cluster.client.patch(f"{NODE}/status", said, Object)
     await csi.cluster.ready("p")
     assert dict(driver.called("NodeStageVolume")[0].publish_context) == {"device": "/dev/x"}
     assert dict(driver.called("NodePublishVolume")[0].publish_context) == {"device": "/dev/x"}
     await csi.delete()
     await eventually(csi.is_cleaned_up)
-    await eventually(lambda: csi.in_use() == [])
+    await eventually(lambda: csi.cluster.in_use() == [])
 
 
 async def test_a_pod_that_waits_for_an_attachment_can_be_deleted(csi: CsiRig) -> None:
@@ -96,12 +96,10 @@ async def test_a_pod_that_waits_for_an_attachment_can_be_deleted(csi: CsiRig) ->
     csi.claim()
     await csi.driver()
     await csi.ask(CLAIMED)
-    await eventually(
-        lambda: csi.cluster.server.get("/api/v1/nodes/n1")["status"].get("volumesInUse") == [NAME]
-    )
+    await eventually(lambda: csi.cluster.in_use() == [NAME])
     await csi.delete()
     assert csi.is_cleaned_up()
-    await eventually(lambda: not csi.cluster.server.get("/api/v1/nodes/n1")["status"].get("volumesInUse"))
+    await eventually(lambda: csi.cluster.in_use() == [])
 
 
 async def test_each_call_gets_its_secret(csi: CsiRig) -> None:

@@ -12,6 +12,7 @@ from engine.api.errors import InvalidInput, Refused
 from engine.csi.drivers import CsiDrivers, highest_version
 from engine.csi.records import NoRecords
 from engine.metrics import Registry
+from tests.cluster_rig import NODE
 from tests.csi_rig import DRIVER, STORAGE, CsiRig
 from tests.waiting import eventually
 
@@ -24,7 +25,7 @@ async def test_a_driver_is_known_while_its_socket_exists(csi: CsiRig) -> None:
     assert csi.csi_node()["spec"]["drivers"] == [
         {"name": DRIVER, "nodeID": "node-1", "topologyKeys": [ZONE], "allocatable": {"count": 17}}
     ]
-    node = csi.cluster.server.get("/api/v1/nodes/n1")
+    node = csi.cluster.server.get(NODE)
     (owner,) = csi.csi_node()["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", "n1", node["metadata"]["uid"])
     assert csi.node_ids() == {DRIVER: "node-1"}

@@ -37,6 +37,7 @@ async def claims(tmp_path: Path, cluster: Cluster) -> AsyncIterator[ClaimsRig]:
             joined.kubeconfig = cluster.server.kubeconfig("system:node:n1")
             rig = ClaimsRig(joined, cluster, hollow, short / "d")
             await joined.start()
+            await cluster.registered()
             yield rig
             await joined.close()
             await rig.close()

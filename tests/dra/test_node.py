@@ -156,7 +156,6 @@ async def test_a_deleted_pod_whose_driver_is_gone_keeps_nothing_from_other_pods(
     """The scheduler no longer counts it: a pod that it sends instead must not wait for the driver."""
     driver = await claims.driver()
     claims.claim("gpu")
-    await claims.cluster.registered()
     node = claims.cluster.server.get(NODE)
     all_cpus = {"requests": {"cpu": node["status"]["allocatable"]["cpu"]}}
     asked = container(resources={"claims": [{"name": "gpu"}], **all_cpus})

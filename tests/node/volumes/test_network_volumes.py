@@ -154,12 +154,7 @@ async def test_a_lun_is_used_once_it_is_listed_as_attached(
         await joined.start()
         await cluster.registered()
         await run_with_volume(cluster, {"iscsi": source})
-
-        def in_use() -> list[str]:
-            found: list[str] = cluster.server.get(NODE)["status"].get("volumesInUse") or []
-            return found
-
-        await eventually(lambda: in_use() == [LISTED])
+        await eventually(lambda: cluster.in_use() == [LISTED])
         assert tools.commands("iscsiadm") == []
         await attach(cluster)
         pod = await cluster.ready("p")
@@ -168,7 +163,7 @@ async def test_a_lun_is_used_once_it_is_listed_as_attached(
         assert next(mount for mount in mounted() if mount.point == str(target)).kind == "ext4"
         assert not any("hidden" in text for text in messages(joined))
         await remove(cluster)
-        await eventually(lambda: in_use() == [])
+        await eventually(lambda: cluster.in_use() == [])
         await eventually(lambda: any("--logout" in line for line in tools.commands()))
         await eventually(lambda: not list((joined.root / "plugins/kubernetes.io/iscsi").glob("*/*")))
 
